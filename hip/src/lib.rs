@@ -1,0 +1,1 @@
+//! AMD's HIP and hipRTC libraries, opened at run time.

@@ -1,0 +1,2 @@
+//! The `latentwave` program.
+fn main() {}

@@ -1,0 +1,308 @@
+//! Parameter blocks: plain structs passed by value to every kernel of every vendor.
+//!
+//! Pointers are device addresses (`u64`), strides count elements of their tensor, shapes are in the comments. The same
+//! structs are declared in `kernels/params.h`; both sides assert their sizes. 64-bit strides keep every offset right past
+//! 2^31 elements.
+
+use bytemuck::{Pod, Zeroable};
+
+/// How the work of stage 1 is cut.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum ScheduleKind {
+    /// Parts of equal cost from the table that the plan kernel wrote; a part may span several sequences.
+    Balanced = 0,
+    /// `num_kv_splits` equal splits of every sequence: split `s` covers tokens `[c*s, min(c*s + c, n))`, `c = ceil(n / splits)`.
+    Even = 1,
+    /// Splits of `split_tokens` tokens each, whatever the batch: rows do not depend on their neighbours.
+    Chunked = 2,
+}
+
+/// Parameters of `mla_plan`, `mla_decode_split` and `mla_decode_reduce`.
+///
+/// Terms: a *group* is `query_group` consecutive query tokens of one sequence, `num_groups = ceil(query_len / query_group)`
+/// per sequence; a *virtual sequence* `v = seq * num_groups + group` is the unit that is scheduled, with
+/// `group_rows = query_group * num_heads` rows packed `[token][head]`. Token `t` of a sequence of length `n` sees
+/// `causal ? max(n - query_len + 1 + t, 0) : n` cached tokens; a virtual sequence's extent is that of its last token.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct DecodeParams {
+    /// Queries, `[batch, query_len, num_heads, kv_lora_rank + rope_dim]`.
+    pub q: u64,
+    /// Latent part of the cache, `[num_pages, page_size, kv_lora_rank]`; also the values.
+    pub kv: u64,
+    /// Rotary part of the cache, `[num_pages, page_size, rope_dim]`; usually `kv` plus `kv_lora_rank` elements.
+    pub k_rope: u64,
+    /// Page ids, i32 `[batch, >= ceil(seq_len / page_size)]`.
+    pub block_table: u64,
+    /// Cached tokens per sequence, this step's own included, i32 `[batch]`.
+    pub seq_lens: u64,
+    /// Attention output, `[batch, query_len, num_heads, kv_lora_rank]`.
+    pub out: u64,
+    /// Natural-log LSE, f32 `[batch, query_len, num_heads]`, or 0 for none.
+    pub lse: u64,
+    /// Normalised outputs of splits, f32 `[num_slots, group_rows, kv_lora_rank]`.
+    pub partial_out: u64,
+    /// Natural-log LSE of splits, f32 `[num_slots, group_rows]`.
+    pub partial_lse: u64,
+    /// The balanced schedule, i32; [`plan::balance`](crate::plan::balance) gives its layout. 0 unless the kind is balanced.
+    pub schedule: u64,
+    /// Elements from one sequence to the next in `q`.
+    pub q_stride_batch: i64,
+    /// Elements from one query token to the next in `q`.
+    pub q_stride_token: i64,
+    /// Elements from one head to the next in `q`.
+    pub q_stride_head: i64,
+    /// Elements from one page to the next in `kv`.
+    pub kv_stride_page: i64,
+    /// Elements from one token to the next in `kv`.
+    pub kv_stride_token: i64,
+    /// Elements from one page to the next in `k_rope`.
+    pub rope_stride_page: i64,
+    /// Elements from one token to the next in `k_rope`.
+    pub rope_stride_token: i64,
+    /// Elements from one sequence to the next in `block_table`.
+    pub table_stride: i64,
+    /// Elements from one sequence to the next in `out`.
+    pub out_stride_batch: i64,
+    /// Elements from one query token to the next in `out`.
+    pub out_stride_token: i64,
+    /// Elements from one head to the next in `out`.
+    pub out_stride_head: i64,
+    /// Elements from one sequence to the next in `lse`.
+    pub lse_stride_batch: i64,
+    /// Elements from one query token to the next in `lse`; heads are adjacent.
+    pub lse_stride_token: i64,
+    /// Pages in the cache: a page id outside `0..num_pages` is never dereferenced.
+    pub num_pages: i64,
+    /// Sequences.
+    pub batch: i32,
+    /// Query tokens per sequence.
+    pub query_len: i32,
+    /// Query tokens per group.
+    pub query_group: i32,
+    /// Query heads.
+    pub num_heads: i32,
+    /// Width of the latent part.
+    pub kv_lora_rank: i32,
+    /// Width of the rotary part.
+    pub rope_dim: i32,
+    /// Tokens per page.
+    pub page_size: i32,
+    /// Columns of the block table: a sequence is read to `table_width * page_size` tokens at most.
+    pub table_width: i32,
+    /// 1 when a query token sees only itself and what lies before it.
+    pub causal: i32,
+    /// A [`ScheduleKind`].
+    pub schedule_kind: i32,
+    /// Upper bound of splits per virtual sequence.
+    pub num_kv_splits: i32,
+    /// Tokens per split of a chunked schedule.
+    pub split_tokens: i32,
+    /// Parts of a balanced schedule.
+    pub num_parts: i32,
+    /// Tokens per tile: the unit of a balanced schedule.
+    pub tile_tokens: i32,
+    /// Softmax scale, positive or negative, finite.
+    pub sm_scale: f32,
+    /// Logit soft cap `c`: `x = c * tanh(x / c)`; 0 for none.
+    pub softcap: f32,
+    /// Scale of a quantised cache: value = byte * scale. 1 for others.
+    pub kv_scale: f32,
+    /// What starting a sequence costs, in tiles: the plan kernel's `c0`.
+    pub fixed_cost: i32,
+}
+
+/// Layout of the bytes of a cache row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum CacheLayout {
+    /// Latent then rope, in the cache's element type, one scale for both if quantised.
+    Plain = 0,
+    /// 656 bytes: 512 e4m3 latents, 4 float32 scales (one per 128 latents, powers of two), 64 bf16 rope values.
+    Fp8DsMla = 1,
+}
+
+/// Parameters of `mla_cache_write`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct CacheWriteParams {
+    /// New latent rows, `[>= num_tokens, kv_lora_rank]`.
+    pub kv_c: u64,
+    /// New rotary rows, `[>= num_tokens, rope_dim]`; 0 when there are none.
+    pub k_pe: u64,
+    /// Cache slots, i64 `[num_tokens]`: page `slot / page_size`, entry `slot % page_size`; a negative slot is skipped.
+    pub slot_mapping: u64,
+    /// The cache's latent part.
+    pub kv: u64,
+    /// The cache's rotary part (for [`CacheLayout::Fp8DsMla`] unused: it lies inside the row).
+    pub k_rope: u64,
+    /// Elements from one row to the next in `kv_c`.
+    pub kv_c_stride: i64,
+    /// Elements from one row to the next in `k_pe`.
+    pub k_pe_stride: i64,
+    /// Elements from one page to the next in `kv`.
+    pub kv_stride_page: i64,
+    /// Elements from one token to the next in `kv`.
+    pub kv_stride_token: i64,
+    /// Elements from one page to the next in `k_rope`.
+    pub rope_stride_page: i64,
+    /// Elements from one token to the next in `k_rope`.
+    pub rope_stride_token: i64,
+    /// Pages in the cache; a slot past the end is skipped.
+    pub num_pages: i64,
+    /// Rows to write.
+    pub num_tokens: i32,
+    /// Width of the latent part.
+    pub kv_lora_rank: i32,
+    /// Width of the rotary part.
+    pub rope_dim: i32,
+    /// Tokens per page.
+    pub page_size: i32,
+    /// A [`CacheLayout`].
+    pub layout: i32,
+    /// Scale of a quantised cache: byte = saturating round to nearest even of value / scale.
+    pub kv_scale: f32,
+}
+
+/// Parameters of `mla_cache_gather`: copies (and dequantises) each sequence's first `seq_lens[i]` rows, one after another.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct CacheGatherParams {
+    /// The cache's latent part, as in [`DecodeParams`].
+    pub kv: u64,
+    /// The cache's rotary part.
+    pub k_rope: u64,
+    /// Page ids, i32 `[batch, table_width]`.
+    pub block_table: u64,
+    /// First output row of each sequence, i32 `[batch + 1]`, ascending from 0; sequence `i` has
+    /// `cu_seq_lens[i + 1] - cu_seq_lens[i]` rows.
+    pub cu_seq_lens: u64,
+    /// First cached token to copy of each sequence, i32 `[batch]`, or 0 to copy from the start.
+    pub seq_starts: u64,
+    /// Output rows, `[num_tokens, kv_lora_rank + rope_dim]`.
+    pub out: u64,
+    /// Elements from one page to the next in `kv`.
+    pub kv_stride_page: i64,
+    /// Elements from one token to the next in `kv`.
+    pub kv_stride_token: i64,
+    /// Elements from one page to the next in `k_rope`.
+    pub rope_stride_page: i64,
+    /// Elements from one token to the next in `k_rope`.
+    pub rope_stride_token: i64,
+    /// Elements from one sequence to the next in `block_table`.
+    pub table_stride: i64,
+    /// Elements from one row to the next in `out`.
+    pub out_stride: i64,
+    /// Pages in the cache.
+    pub num_pages: i64,
+    /// Sequences.
+    pub batch: i32,
+    /// Rows that `out` holds; none is written past them.
+    pub num_tokens: i32,
+    /// Width of the latent part.
+    pub kv_lora_rank: i32,
+    /// Width of the rotary part.
+    pub rope_dim: i32,
+    /// Tokens per page.
+    pub page_size: i32,
+    /// Columns of the block table.
+    pub table_width: i32,
+    /// A [`CacheLayout`].
+    pub layout: i32,
+    /// Scale of a quantised cache.
+    pub kv_scale: f32,
+}
+
+/// Parameters of `merge_states`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct MergeParams {
+    /// `[num_tokens, num_heads, head_dim]`.
+    pub prefix_out: u64,
+    /// f32 `[num_heads, num_tokens]`.
+    pub prefix_lse: u64,
+    /// `[num_tokens, num_heads, head_dim]`.
+    pub suffix_out: u64,
+    /// f32 `[num_heads, num_tokens]`.
+    pub suffix_lse: u64,
+    /// `[num_tokens, num_heads, head_dim]`.
+    pub out: u64,
+    /// f32 `[num_heads, num_tokens]`, or 0.
+    pub out_lse: u64,
+    /// Tokens of all tensors.
+    pub num_tokens: i32,
+    /// Heads of all tensors.
+    pub num_heads: i32,
+    /// Width of an output row.
+    pub head_dim: i32,
+    /// Tokens at or past this one copy the suffix.
+    pub tokens_with_context: i32,
+}
+
+/// Parameters of `dcp_combine`.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct DcpCombineParams {
+    /// Each rank's output, `[num_ranks, num_rows, num_heads, head_dim]`.
+    pub partial_out: u64,
+    /// Each rank's LSE, f32 `[num_ranks, num_rows, num_heads]`. NaN and infinities are empty shards.
+    pub partial_lse: u64,
+    /// `[num_rows, num_heads, head_dim]`.
+    pub out: u64,
+    /// f32 `[num_rows, num_heads]`, in the base of the inputs, or 0.
+    pub out_lse: u64,
+    /// Elements from one rank to the next in `partial_out`.
+    pub out_stride_rank: i64,
+    /// Elements from one rank to the next in `partial_lse`.
+    pub lse_stride_rank: i64,
+    /// Ranks.
+    pub num_ranks: i32,
+    /// Query rows.
+    pub num_rows: i32,
+    /// Heads.
+    pub num_heads: i32,
+    /// Width of an output row.
+    pub head_dim: i32,
+    /// 1 for natural-log LSE, 0 for base 2.
+    pub natural_log: i32,
+    /// Zero.
+    pub reserved: i32,
+}
+
+const _: () = {
+    assert!(size_of::<DecodeParams>() == 264);
+    assert!(size_of::<CacheWriteParams>() == 120);
+    assert!(size_of::<CacheGatherParams>() == 136);
+    assert!(size_of::<MergeParams>() == 64);
+    assert!(size_of::<DcpCombineParams>() == 72);
+};
+
+/// The parameter block of one launch.
+#[derive(Debug, Clone, Copy)]
+#[non_exhaustive]
+pub enum Params {
+    /// For `mla_plan`, `mla_decode_split`, `mla_decode_reduce`.
+    Decode(DecodeParams),
+    /// For `mla_cache_write`.
+    CacheWrite(CacheWriteParams),
+    /// For `mla_cache_gather`.
+    CacheGather(CacheGatherParams),
+    /// For `merge_states`.
+    Merge(MergeParams),
+    /// For `dcp_combine`.
+    DcpCombine(DcpCombineParams),
+}
+
+impl Params {
+    /// The block as bytes, as a driver's launch call takes it.
+    pub fn as_bytes(&self) -> &[u8] {
+        match self {
+            Self::Decode(p) => bytemuck::bytes_of(p),
+            Self::CacheWrite(p) => bytemuck::bytes_of(p),
+            Self::CacheGather(p) => bytemuck::bytes_of(p),
+            Self::Merge(p) => bytemuck::bytes_of(p),
+            Self::DcpCombine(p) => bytemuck::bytes_of(p),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! Decode attention for models with multi-head latent attention (MLA), on NVIDIA and AMD GPUs and on the host.
+#![cfg_attr(docsrs, feature(doc_cfg))]
+
+pub mod backend;
+pub mod error;
+pub mod graph;
+pub mod kernel;
+pub mod plan;
+pub mod stream;
+pub mod tensor;
+
+pub use backend::{Backend, DeviceInfo, GraphBackend};
+pub use error::{Error, Result};
+pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
+pub use plan::{DecodePlan, SplitPolicy};
+pub use stream::{Graph, Stream};
+pub use tensor::{DType, Element, Tensor};

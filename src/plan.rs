@@ -1,0 +1,356 @@
+//! How the work of a decode step is cut: the split-count heuristic, the plan of a step and the balanced schedule.
+//!
+//! A [`DecodePlan`] is made on the host from host facts alone (batch, longest length, device), so a captured graph cannot
+//! freeze anything that depends on the lengths. It sizes the scratch and the grids. Which split covers which tokens is
+//! decided on the device from `seq_lens`: by the [`balance`]d schedule that the plan kernel writes once per step, or by the
+//! formulas of [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
+
+use crate::backend::{DecodeKernels, DeviceInfo};
+use crate::error::{Error, Result};
+use crate::kernel::params::ScheduleKind;
+
+/// Cached tokens per split below which the heuristic does not split further.
+pub const MIN_TOKENS_PER_SPLIT: usize = 512;
+
+/// Most splits that any policy makes of one sequence.
+pub const MAX_KV_SPLITS: usize = 4096;
+
+/// Cost of starting a sequence in a balanced schedule, in tiles (`c0`).
+pub const FIXED_COST: i32 = 1;
+
+/// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
+pub const SNAP_TILES: i64 = 2;
+
+/// Words of one part in the schedule table.
+pub const PART_WORDS: usize = 8;
+
+/// The split-count heuristic shared by all backends: `min(next_pow2(max(1, max_seq_len / 512)), 2 * num_compute_units)`.
+///
+/// Source: vLLM's Triton MLA backend, `_compute_num_kv_splits` (0.25.1 to 0.33.0). The cap need not be a power of two.
+///
+/// ```
+/// assert_eq!(latentwave::plan::num_kv_splits(131_072, 132), 256);
+/// assert_eq!(latentwave::plan::num_kv_splits(1 << 20, 132), 264);
+/// assert_eq!(latentwave::plan::num_kv_splits(0, 132), 1);
+/// ```
+pub fn num_kv_splits(max_seq_len: usize, num_compute_units: usize) -> usize {
+    splits_of_at_least(MIN_TOKENS_PER_SPLIT, max_seq_len, num_compute_units)
+}
+
+fn splits_of_at_least(tokens: usize, max_seq_len: usize, num_compute_units: usize) -> usize {
+    let by_length = (max_seq_len / tokens.max(1)).max(1).checked_next_power_of_two().unwrap_or(usize::MAX);
+    by_length.min(num_compute_units.saturating_mul(2)).max(1)
+}
+
+/// Shape of the float32 scratch that vLLM's layout takes: `[num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]`, the last
+/// column being the LSE. Ours holds the same number of elements when the policy is [`SplitPolicy::Fixed`].
+pub fn scratch_shape(num_rows: usize, num_heads: usize, num_kv_splits: usize, kv_lora_rank: usize) -> [usize; 4] {
+    [num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]
+}
+
+/// How many splits a sequence may have, and where they lie.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum SplitPolicy {
+    /// Balanced over the device by the lengths of each step; at most [`num_kv_splits`] splits per sequence.
+    #[default]
+    Auto,
+    /// Balanced likewise, but with splits down to this many tokens: more splits for short sequences.
+    MinTokens(usize),
+    /// Exactly this many equal splits of every sequence, empty ones included: vLLM's scratch and partition.
+    Fixed(usize),
+    /// Splits of exactly this many tokens: a row's result is bit-equal alone, in any batch, and as a verify row.
+    Invariant(usize),
+}
+
+/// What is planned for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PlanShape {
+    /// Sequences.
+    pub batch: usize,
+    /// Query tokens per sequence.
+    pub query_len: usize,
+    /// Query heads.
+    pub num_heads: usize,
+    /// Width of the latent part.
+    pub kv_lora_rank: usize,
+    /// Longest sequence that may come, in tokens.
+    pub max_seq_len: usize,
+}
+
+/// The plan of a decode step: everything that host facts decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct DecodePlan {
+    /// What it was made for.
+    pub shape: PlanShape,
+    /// Where splits lie.
+    pub schedule: ScheduleKind,
+    /// Most splits of one sequence.
+    pub num_kv_splits: usize,
+    /// Tokens per split of a chunked schedule, else 0.
+    pub split_tokens: usize,
+    /// Parts of a balanced schedule, else 0.
+    pub num_parts: usize,
+    /// Partial results that the scratch holds.
+    pub num_slots: usize,
+    /// Query tokens per group.
+    pub query_group: usize,
+    /// Groups per sequence.
+    pub num_groups: usize,
+    /// Bytes of the schedule table, 0 unless balanced.
+    pub schedule_bytes: usize,
+    /// Bytes of the partial outputs.
+    pub partial_out_bytes: usize,
+    /// Bytes of the partial LSE.
+    pub partial_lse_bytes: usize,
+}
+
+impl DecodePlan {
+    /// Plans a step for the kernels chosen for it.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a policy of zero or of more than [`MAX_KV_SPLITS`] splits, or sizes that overflow.
+    pub fn new(shape: PlanShape, policy: SplitPolicy, kernels: &DecodeKernels, device: &DeviceInfo) -> Result<Self> {
+        let units = device.num_compute_units.max(1);
+        let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
+        let num_groups = shape.query_len.div_ceil(query_group);
+        let group_rows = query_group * shape.num_heads;
+        let virtual_seqs = shape.batch * num_groups;
+
+        let (schedule, num_kv_splits, split_tokens) = match policy {
+            SplitPolicy::Auto => (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units), 0),
+            SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
+            SplitPolicy::MinTokens(tokens) => {
+                (ScheduleKind::Balanced, splits_of_at_least(tokens, shape.max_seq_len, units), 0)
+            }
+            SplitPolicy::Fixed(splits) => (ScheduleKind::Even, splits, 0),
+            SplitPolicy::Invariant(0) => return Err(Error::argument("policy", "Invariant(0): at least 1 token")),
+            SplitPolicy::Invariant(tokens) => {
+                (ScheduleKind::Chunked, shape.max_seq_len.div_ceil(tokens).max(1), tokens)
+            }
+        };
+        if num_kv_splits == 0 || num_kv_splits > MAX_KV_SPLITS {
+            return Err(Error::argument(
+                "policy",
+                format!("{policy:?} makes {num_kv_splits} splits; 1 to {MAX_KV_SPLITS} are possible"),
+            ));
+        }
+
+        let (num_parts, num_slots) = match schedule {
+            ScheduleKind::Balanced => {
+                let row_blocks = group_rows.div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
+                let parts = (units * kernels.blocks_per_unit.max(1)).div_ceil(row_blocks).max(1);
+                // A part boundary inside a sequence makes one more split of it; a sequence in one piece needs no slot.
+                (parts, (virtual_seqs * num_kv_splits).min(2 * (parts - 1)))
+            }
+            _ if num_kv_splits == 1 => (0, 0),
+            _ => (0, virtual_seqs * num_kv_splits),
+        };
+
+        let rows = num_slots.checked_mul(group_rows).filter(|rows| rows.checked_mul(shape.kv_lora_rank * 4).is_some());
+        let rows = rows.ok_or_else(|| Error::argument("shape", format!("the scratch of {shape:?} overflows")))?;
+        Ok(Self {
+            shape,
+            schedule,
+            num_kv_splits,
+            split_tokens,
+            num_parts,
+            num_slots,
+            query_group,
+            num_groups,
+            schedule_bytes: match schedule {
+                ScheduleKind::Balanced => (parts_offset(virtual_seqs) + num_parts * PART_WORDS) * 4,
+                _ => 0,
+            },
+            partial_out_bytes: rows * shape.kv_lora_rank * 4,
+            partial_lse_bytes: rows * 4,
+        })
+    }
+
+    /// Rows of one group: `query_group * num_heads`.
+    pub fn group_rows(&self) -> usize {
+        self.query_group * self.shape.num_heads
+    }
+
+    /// Sequences times groups: the units that are scheduled.
+    pub fn virtual_seqs(&self) -> usize {
+        self.shape.batch * self.num_groups
+    }
+
+    /// Sizes of the workspace views that a step takes, in order: schedule, partial outputs, partial LSE.
+    pub fn workspace_views(&self) -> [usize; 3] {
+        [self.schedule_bytes, self.partial_out_bytes, self.partial_lse_bytes]
+    }
+}
+
+/// Word of the schedule table at which the parts begin: the slot offsets of `virtual_seqs` sequences come before.
+pub const fn parts_offset(virtual_seqs: usize) -> usize {
+    (virtual_seqs + 1).next_multiple_of(PART_WORDS)
+}
+
+/// Inputs of [`balance`]. All device copies of the algorithm take the same.
+#[derive(Debug, Clone, Copy)]
+pub struct BalanceShape {
+    /// Parts to cut into.
+    pub num_parts: usize,
+    /// Most splits of one virtual sequence.
+    pub num_kv_splits: usize,
+    /// Cost of starting a sequence, in tiles.
+    pub fixed_cost: i64,
+}
+
+/// Cuts virtual sequences of `tiles[v]` tiles into parts of equal cost, and writes the schedule table.
+///
+/// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
+/// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
+/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, 0}`. A part covers everything from `first_tile` of
+/// `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split` is the split
+/// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
+/// `slot_begin[v] + s`.
+///
+/// The cost of a sequence is its tiles plus `fixed_cost`, or 0 if it is empty. Boundaries lie at multiples of
+/// `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`, which keeps every sequence within
+/// `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start or end moves onto it.
+///
+/// # Panics
+/// If `table` is shorter than the layout above.
+pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
+    let cost = |tiles: i32| if tiles > 0 { i64::from(tiles) + shape.fixed_cost } else { 0 };
+    let total: i64 = tiles.iter().map(|&t| cost(t)).sum();
+    let longest = tiles.iter().map(|&t| cost(t)).max().unwrap_or(0);
+    let chunk = match shape.num_kv_splits {
+        0 | 1 => total.div_ceil_(shape.num_parts as i64),
+        splits => total.div_ceil_(shape.num_parts as i64).max(longest.div_ceil_(splits as i64 - 1)),
+    }
+    .max(1);
+    // With a single split allowed every boundary moves to the start of its sequence.
+    let snap = if shape.num_kv_splits <= 1 { i64::MAX / 4 } else { SNAP_TILES.min(chunk / 4) };
+    // First part boundary that lies strictly inside a sequence beginning at `begin`, and how many there are.
+    let inside = |begin: i64, tiles: i32| -> (i64, i64) {
+        let first = begin + shape.fixed_cost;
+        let low = (first + snap) / chunk + 1;
+        let high = (first + i64::from(tiles) - snap).div_ceil_(chunk) - 1;
+        (low, (high - low + 1).max(0))
+    };
+
+    let (offsets, parts) = table.split_at_mut(parts_offset(tiles.len()));
+    offsets.fill(0);
+    let mut begin = 0;
+    for (v, &t) in tiles.iter().enumerate() {
+        let pieces = if t > 0 { inside(begin, t).1 as i32 + 1 } else { 0 };
+        offsets[v + 1] = offsets[v] + if pieces >= 2 { pieces } else { 0 };
+        begin += cost(t);
+    }
+
+    // Boundary `p`: the sequence it falls into, the tile, and the split that begins there.
+    let boundary = |p: usize, mut v: usize, mut begin: i64| -> (usize, i64, [i32; 3]) {
+        let at = (p as i64 * chunk).min(total);
+        while v < tiles.len() && begin + cost(tiles[v]) <= at {
+            begin += cost(tiles[v]);
+            v += 1;
+        }
+        if v == tiles.len() {
+            return (v, begin, [v as i32, 0, 0]);
+        }
+        let tile = at - begin - shape.fixed_cost;
+        let word = if tile <= snap {
+            [v as i32, 0, 0]
+        } else if tile >= i64::from(tiles[v]) - snap {
+            [v as i32 + 1, 0, 0]
+        } else {
+            let (low, _) = inside(begin, tiles[v]);
+            [v as i32, tile as i32, (p as i64 - low + 1) as i32]
+        };
+        (v, begin, word)
+    };
+    let (mut v, mut begin, mut first) = boundary(0, 0, 0);
+    for p in 0..shape.num_parts {
+        let (next_v, next_begin, end) = boundary(p + 1, v, begin);
+        parts[p * PART_WORDS..(p + 1) * PART_WORDS]
+            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, 0]);
+        (v, begin, first) = (next_v, next_begin, end);
+    }
+}
+
+trait DivCeil {
+    fn div_ceil_(self, by: Self) -> Self;
+}
+
+impl DivCeil for i64 {
+    // Both operands are non-negative here, or the result is only compared.
+    fn div_ceil_(self, by: Self) -> Self {
+        self.div_euclid(by) + i64::from(self.rem_euclid(by) != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every tile of every sequence lies in exactly one part, and slots and splits agree with the pieces.
+    fn check(shape: &BalanceShape, tiles: &[i32]) {
+        let mut table = vec![-1; parts_offset(tiles.len()) + shape.num_parts * PART_WORDS];
+        balance(shape, tiles, &mut table);
+        let (offsets, parts) = table.split_at(parts_offset(tiles.len()));
+        let mut next_tile = vec![0; tiles.len()];
+        let mut pieces = vec![0; tiles.len()];
+        for part in parts.chunks(PART_WORDS) {
+            let (mut v, mut tile) = (part[0] as usize, part[1]);
+            let mut split = part[4];
+            while (v as i32) < part[2] || (v as i32 == part[2] && tile < part[3]) {
+                let end = if v as i32 == part[2] { part[3] } else { tiles[v] };
+                if end > tile {
+                    assert_eq!(next_tile[v], tile, "{shape:?} {tiles:?}");
+                    assert_eq!(pieces[v], split, "{shape:?} {tiles:?}");
+                    next_tile[v] = end;
+                    pieces[v] += 1;
+                }
+                (v, tile, split) = (v + 1, 0, 0);
+            }
+        }
+        assert_eq!(next_tile, tiles, "{shape:?}");
+        let mut slots = 0;
+        for (v, &n) in pieces.iter().enumerate() {
+            assert!(n <= shape.num_kv_splits.max(1) as i32, "{shape:?} {tiles:?} has {n} pieces");
+            assert_eq!(offsets[v], slots);
+            slots += if n >= 2 { n } else { 0 };
+        }
+        assert_eq!(offsets[tiles.len()], slots);
+        assert!(slots as usize <= 2 * (shape.num_parts - 1));
+    }
+
+    #[test]
+    fn a_balanced_schedule_covers_every_tile_once() {
+        let mut state = 7_u64;
+        let mut random = |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        for _ in 0..3000 {
+            let batch = random(40) as usize;
+            let longest = 1 + random(300);
+            let tiles: Vec<i32> = (0..batch).map(|_| random(longest + 1) as i32).collect();
+            let shape = BalanceShape {
+                num_parts: 1 + random(140) as usize,
+                num_kv_splits: 1 + random(140) as usize,
+                fixed_cost: 1 + random(3) as i64,
+            };
+            check(&shape, &tiles);
+        }
+        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[64]);
+        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[0, 0]);
+    }
+
+    #[test]
+    fn equal_long_sequences_are_balanced_within_a_tile_of_the_mean() {
+        let tiles = [64; 128];
+        let shape = BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 };
+        let mut table = vec![0; parts_offset(128) + 132 * PART_WORDS];
+        balance(&shape, &tiles, &mut table);
+        for part in table[parts_offset(128)..].chunks(PART_WORDS) {
+            let work = (part[2] - part[0]) * 64 + part[3] - part[1];
+            assert!(work <= 64 + 2 * SNAP_TILES as i32, "{part:?}");
+        }
+    }
+}
