@@ -8,3 +8,4 @@
 
 pub mod cdna3;
 pub mod device;
+pub mod kmt;
