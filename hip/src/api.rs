@@ -206,6 +206,8 @@ table! {
         fn hipGraphGetNodes(graph: hipGraph_t, nodes: *mut hipGraphNode_t, count: *mut usize) -> HipError;
         /// A node's kind.
         fn hipGraphNodeGetType(node: hipGraphNode_t, kind: *mut hipGraphNodeType) -> HipError;
+        /// The graph inside a graph node.
+        fn hipGraphChildGraphNodeGetGraph(node: hipGraphNode_t, graph: *mut hipGraph_t) -> HipError;
         /// What a kernel node launches.
         fn hipGraphKernelNodeGetParams(node: hipGraphNode_t, params: *mut hipKernelNodeParams) -> HipError;
         /// Changes what a kernel node launches.

@@ -136,7 +136,8 @@ impl Hip {
     /// [`Error::Hip`]: [`HipError::NO_BINARY_FOR_GPU`], [`HipError::INVALID_IMAGE`] and others, by release.
     ///
     /// # Safety
-    /// `image` is a whole code object or bundle: the library finds its end by its own headers.
+    /// `image` is a whole code object or bundle, whose end the library finds by its own headers, and stays as it is for as long
+    /// as the module is loaded: the library does not copy it.
     pub unsafe fn module_load(&self, image: &[u8]) -> Result<hipModule_t> {
         get!(self, hipModuleLoadData(ptr::null_mut(), image.as_ptr().cast()))
     }
@@ -234,7 +235,8 @@ impl Hip {
     /// Ends recording and gives the graph, which the caller destroys.
     ///
     /// # Errors
-    /// [`Error::Hip`] when the capture was broken; the stream is out of capture then too.
+    /// [`Error::Hip`] when the capture was broken. Releases up to 7 at least then leave the stream invalidated, so that it
+    /// refuses all work; [`Hip::reset_capture`] mends that.
     ///
     /// # Safety
     /// `stream` is live.
@@ -242,6 +244,26 @@ impl Hip {
         let mut graph = ptr::null_mut();
         call!(self, hipStreamEndCapture(stream, &mut graph))?;
         Ok(graph)
+    }
+
+    /// Frees a stream whose capture was broken and ended, and gives its status afterwards.
+    ///
+    /// The runtime lets a capture begin on an invalidated stream, and ending an empty one resets it.
+    ///
+    /// # Errors
+    /// [`Error::Hip`].
+    ///
+    /// # Safety
+    /// `stream` is live.
+    pub unsafe fn reset_capture(&self, stream: hipStream_t) -> Result<hipStreamCaptureStatus> {
+        // SAFETY: the caller's promise; the empty graph is ours.
+        unsafe {
+            if self.capture_status(stream)? == hipStreamCaptureStatusInvalidated {
+                self.begin_capture(stream, hipStreamCaptureModeRelaxed)?;
+                self.graph_destroy(self.end_capture(stream)?)?;
+            }
+            self.capture_status(stream)
+        }
     }
 
     /// `hipStreamCaptureStatusNone`, `Active` or `Invalidated`.
@@ -366,6 +388,19 @@ impl Hip {
         call!(self, hipGraphNodeGetType(node, &mut raw))?;
         let one_based = self.runtime_version()? < Version { major: 5, minor: 3, patch: 0 };
         Ok(GraphNodeKind::from_raw(raw, one_based, self.api.hipGraphMemFreeNodeGetParams.is_some()))
+    }
+
+    /// The graph inside a node of kind [`GraphNodeKind::Graph`], which belongs to its parent.
+    ///
+    /// # Errors
+    /// [`Error::Hip`].
+    ///
+    /// # Safety
+    /// `node` is such a node of a live graph.
+    pub unsafe fn child_graph(&self, node: hipGraphNode_t) -> Result<hipGraph_t> {
+        let mut graph = ptr::null_mut();
+        call!(self, hipGraphChildGraphNodeGetGraph(node, &mut graph))?;
+        Ok(graph)
     }
 
     /// What a kernel node launches. The pointers to its arguments are the library's, valid until the node changes.
