@@ -6,7 +6,7 @@ use super::cache::{CacheStatus, DiskCache};
 use super::compile::{Compiled, Compiler};
 use super::embedded;
 use super::source::{self, Dialect, Source};
-use super::{Variant, wave_of};
+use super::{Variant, select, wave_of};
 use crate::error::{Error, Result};
 
 /// What there is for running kernels on this machine.
@@ -44,11 +44,11 @@ pub struct CompilerStatus {
     pub version: std::result::Result<String, String>,
 }
 
-/// Looks at what this build carries for the `variants` that it may need, at the disk cache and at the compilers. Opens the
-/// compilers' libraries, but no device.
-pub fn inventory(variants: impl Fn(&str) -> Vec<Variant>) -> Inventory {
+/// Looks at what this build carries of the selection table, at the disk cache and at the compilers. Opens the compilers'
+/// libraries, but no device.
+pub fn inventory() -> Inventory {
     Inventory {
-        archives: embedded::architectures().map(|arch| archive_status(arch, &variants(arch))).collect(),
+        archives: embedded::architectures().map(|arch| archive_status(arch, &select::variants(arch))).collect(),
         cache: DiskCache::from_env().status(),
         compilers: BACKENDS
             .iter()

@@ -42,6 +42,8 @@ pub(crate) fn load<K>(
     if let Some(kernel) = cache.get(&key).and_then(|code| load(&code).ok()) {
         return Ok((kernel, Origin::Cached));
     }
+    #[cfg(feature = "tracing")]
+    let _span = tracing::info_span!("compile", kernel = source.name, arch, compiler = compiler.version()).entered();
     let code = compiler.compile(&source, arch)?.code;
     let kernel = load(&code)?;
     // A place that cannot be written to costs the next process a compilation, and no more.
