@@ -9,6 +9,9 @@ pub mod plan;
 pub mod stream;
 pub mod tensor;
 
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use backend::cuda::Cuda;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
