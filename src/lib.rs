@@ -12,6 +12,9 @@ pub mod tensor;
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use backend::cuda::Cuda;
+#[cfg(feature = "rocm")]
+#[cfg_attr(docsrs, doc(cfg(feature = "rocm")))]
+pub use backend::rocm::Rocm;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};

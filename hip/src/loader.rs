@@ -74,7 +74,8 @@ pub(crate) fn open<T>(
         let opened = match unsafe { Library::new(&candidate) } {
             Ok(opened) => opened,
             Err(error) => {
-                tried.push(Attempt { candidate, problem: loader_message(&error) });
+                let problem = loader_message(&candidate, &error);
+                tried.push(Attempt { candidate, problem });
                 continue;
             }
         };
@@ -89,10 +90,14 @@ pub(crate) fn open<T>(
     Err(Error::Unavailable { library, tried })
 }
 
-// What the loader itself said: the innermost of the errors around it.
-fn loader_message(error: &dyn std::error::Error) -> String {
+// What the loader itself said: the innermost of the errors around it, without the name that stands beside it anyway.
+fn loader_message(candidate: &Path, error: &dyn std::error::Error) -> String {
     match error.source() {
-        Some(cause) => loader_message(cause),
-        None => error.to_string(),
+        Some(cause) => loader_message(candidate, cause),
+        None => {
+            let text = error.to_string();
+            let name = format!("{}: ", candidate.display());
+            text.strip_prefix(&name).unwrap_or(&text).to_owned()
+        }
     }
 }

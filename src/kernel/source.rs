@@ -47,6 +47,15 @@ pub const CUDA: Dialect = Dialect {
     options: &["--std=c++17", "--ptxas-options=-v"],
 };
 
+/// AMD's dialect.
+#[cfg(feature = "rocm")]
+pub const ROCM: Dialect = Dialect {
+    backend: "rocm",
+    vendor: SourceFile { name: "hip/device/vendor.h", text: hip_sys::VENDOR_H },
+    mma: SourceFile { name: "hip/device/mma.h", text: hip_sys::MMA_H },
+    options: &["-std=c++17", "-O3"],
+};
+
 const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
