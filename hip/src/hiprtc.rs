@@ -6,10 +6,14 @@ use std::ptr;
 use std::sync::OnceLock;
 
 use crate::api::HiprtcApi;
+use crate::comgr::Comgr;
 use crate::error::{Error, HiprtcError, Result};
 use crate::loader::{self, Search};
 use crate::runtime::{c_string, static_text};
 use crate::types::hiprtcProgram;
+
+/// Options that name an architecture.
+const ARCH_OPTIONS: [&str; 2] = ["--offload-arch=", "--gpu-architecture="];
 
 /// A header that source may include without a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,6 +41,7 @@ pub struct Compiled {
 pub struct Hiprtc {
     api: HiprtcApi,
     path: PathBuf,
+    comgr: Option<Comgr>,
 }
 
 // A program that is destroyed however its compilation ends.
@@ -70,7 +75,7 @@ impl Hiprtc {
     /// [`Error::Unavailable`].
     pub fn open(search: &Search) -> Result<Self> {
         let (api, path) = loader::open("libhiprtc", &["libhiprtc", "libamdhip64"], search, HiprtcApi::bind)?;
-        Ok(Self { api, path })
+        Ok(Self { api, path, comgr: Comgr::find(search) })
     }
 
     /// The functions, for calls that have no method.
@@ -94,7 +99,16 @@ impl Hiprtc {
         Ok((major, minor))
     }
 
+    /// Whether the compiler knows an architecture, its features included (`gfx942:sramecc+:xnack-`). True where that cannot be
+    /// found out.
+    pub fn knows(&self, arch: &str) -> bool {
+        self.comgr.as_ref().is_none_or(|comgr| comgr.knows(arch))
+    }
+
     /// Compiles HIP C++ to a code object. `name` is what messages call the source.
+    ///
+    /// The architecture is an option, `--offload-arch=gfx942`. One that the compiler does not know is refused here: hipRTC
+    /// would end the process (seen in 5.2.3, 5.7.1 and 6.4.3).
     ///
     /// # Errors
     /// [`Error::Compile`] with the compiler's log; [`Error::InteriorNul`]; [`Error::Hiprtc`].
@@ -115,6 +129,7 @@ impl Hiprtc {
         expressions: &[&str],
     ) -> Result<Compiled> {
         let expressions = c_strings("expressions", expressions.iter().copied())?;
+        self.require_known_arch(options)?;
         let program = self.program(name, source, headers)?;
         for expression in &expressions {
             let add = optional(self.api.hiprtcAddNameExpression, "hiprtcAddNameExpression")?;
@@ -158,6 +173,7 @@ impl Hiprtc {
     ) -> Result<Vec<u8>> {
         let get_size = optional(self.api.hiprtcGetBitcodeSize, "hiprtcGetBitcodeSize")?;
         let get = optional(self.api.hiprtcGetBitcode, "hiprtcGetBitcode")?;
+        self.require_known_arch(options)?;
         let program = self.program(name, source, headers)?;
         let options = c_strings("options", options.iter().copied().chain(["-fgpu-rdc"]))?;
         let mut pointers = pointers(&options);
@@ -168,6 +184,17 @@ impl Hiprtc {
             return Err(Error::Compile { code, log: self.log(&program)? });
         }
         self.bytes(&program, ("hiprtcGetBitcodeSize", get_size), ("hiprtcGetBitcode", get))
+    }
+
+    fn require_known_arch(&self, options: &[&str]) -> Result<()> {
+        for option in options {
+            let Some(arch) = ARCH_OPTIONS.iter().find_map(|name| option.strip_prefix(name)) else { continue };
+            if !self.knows(arch) {
+                let log = format!("{option}: this release of hipRTC does not know the architecture; update ROCm");
+                return Err(Error::Compile { code: HiprtcError::INVALID_OPTION, log });
+            }
+        }
+        Ok(())
     }
 
     fn program(&self, name: &str, source: &str, headers: &[Header<'_>]) -> Result<Program<'_>> {

@@ -29,6 +29,7 @@
 //! AMD GPUs.
 
 pub mod api;
+mod comgr;
 pub mod error;
 mod graph;
 mod hiprtc;

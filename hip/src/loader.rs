@@ -38,17 +38,22 @@ impl Search {
 
     /// What the loader is given, in order, for a library called `stem` (`libamdhip64`).
     pub fn candidates(&self, stem: &str) -> Vec<PathBuf> {
+        let files: Vec<_> = SUFFIXES.iter().map(|suffix| format!("{stem}{suffix}")).collect();
+        self.places_of(&files)
+    }
+
+    /// Every place of every file: all files of one directory before the next directory.
+    pub(crate) fn places_of(&self, files: &[impl AsRef<Path>]) -> Vec<PathBuf> {
         if cfg!(not(target_os = "linux")) {
             return Vec::new();
         }
-        let files = || SUFFIXES.iter().map(|suffix| format!("{stem}{suffix}"));
-        let in_dir = |dir: &Path| files().map(|file| dir.join(file)).collect::<Vec<_>>();
-        let mut candidates: Vec<PathBuf> = self.dirs.iter().flat_map(|dir| in_dir(dir)).collect();
+        let in_dir = |dir: &Path| files.iter().map(|file| dir.join(file)).collect::<Vec<_>>();
+        let mut places: Vec<PathBuf> = self.dirs.iter().flat_map(|dir| in_dir(dir)).collect();
         if self.loader_path {
-            candidates.extend(files().map(PathBuf::from));
-            candidates.extend(in_dir(Path::new("/opt/rocm/lib")));
+            places.extend(files.iter().map(|file| file.as_ref().to_owned()));
+            places.extend(in_dir(Path::new("/opt/rocm/lib")));
         }
-        candidates
+        places
     }
 }
 

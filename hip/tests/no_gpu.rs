@@ -167,3 +167,25 @@ fn the_compiler_needs_no_gpu() {
 
     assert!(matches!(rtc.compile("nul", "a\0b", &[], &[]), Err(Error::InteriorNul { argument: "source" })));
 }
+
+#[test]
+fn an_architecture_that_the_compiler_does_not_know_is_refused() {
+    let Ok(rtc) = Hiprtc::load() else { return println!("not run: no hipRTC") };
+    // Given these, hipRTC itself ends the process.
+    for arch in ["gfx000", "gfx90a:foo+", "gfx90a:xnack", "gfx1100:xnack+", "", "bad"] {
+        assert!(!rtc.knows(arch), "{arch}");
+        let option = format!("--offload-arch={arch}");
+        match rtc.compile("empty.cu", "extern \"C\" __global__ void empty() {}", &[], &[&option]) {
+            Err(Error::Compile { log, .. }) => assert!(log.contains(&option), "{log}"),
+            other => panic!("{arch}: {other:?}"),
+        }
+    }
+    let known: Vec<_> =
+        ["gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201"].into_iter().filter(|a| rtc.knows(a)).collect();
+    println!("knows {known:?}");
+    assert!(known.contains(&"gfx90a"));
+    for arch in known {
+        let option = format!("--offload-arch={arch}");
+        rtc.compile("empty.cu", "extern \"C\" __global__ void empty() {}", &[], &[&option]).unwrap();
+    }
+}

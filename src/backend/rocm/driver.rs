@@ -33,7 +33,10 @@ pub(super) fn typed(error: HipSysError) -> Error {
             library: "libamdhip64",
             reason: format!("this release has no {symbol}; update ROCm"),
         },
-        HipSysError::NoDevice { .. } => Error::NoDevice { backend: NAME, index: 0, reason: text },
+        HipSysError::NoDevice { code, message } => {
+            let reason = format!("the runtime answers {} ({}: {message})", code.0, code.name());
+            Error::NoDevice { backend: NAME, index: 0, reason }
+        }
         HipSysError::Hip { call, code, message } => {
             Error::Driver { backend: NAME, call, code: code.0, message: format!("{}: {message}", code.name()) }
         }
