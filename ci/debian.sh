@@ -51,3 +51,21 @@ debian_unpack() {
     rm -rf "$state"
     echo "$*" >"$dir/.unpacked"
 }
+
+# Releases of Debian that package AMD's HIP: 5.2.3, 5.7.1, 6.4.3.
+HIP_SUITES="bookworm trixie forky"
+
+# hip_release SUITE DIR
+# Unpacks that release's HIP runtime, compiler and headers, as debian_unpack does.
+hip_release() {
+    local runtime=libamdhip64-5
+    [ "$1" = forky ] && runtime=libamdhip64-6
+    debian_unpack "$1" "$2" "$runtime" libamdhip64-dev
+}
+
+# hip_version DIR
+# The version of the HIP headers in an unpacked tree.
+hip_version() {
+    awk '$2 == "HIP_VERSION_MAJOR" || $2 == "HIP_VERSION_MINOR" || $2 == "HIP_VERSION_PATCH" { v = v dot $3; dot = "." } END { print v }' \
+        "$1/usr/include/hip/hip_version.h"
+}

@@ -12,7 +12,13 @@
 //!
 //! The host is a backend like the others: same plan, workspace, parameter blocks, capture and replay.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod gpu;
 pub mod host;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};

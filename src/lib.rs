@@ -12,6 +12,12 @@ pub mod stream;
 pub mod tensor;
 pub mod workspace;
 
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use backend::cuda::Cuda;
+#[cfg(feature = "rocm")]
+#[cfg_attr(docsrs, doc(cfg(feature = "rocm")))]
+pub use backend::rocm::Rocm;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
 pub use error::{Error, Result};

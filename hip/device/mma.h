@@ -1,0 +1,1 @@
+// Spells the matrix vocabulary for AMD GPUs.

@@ -1,0 +1,1 @@
+// Spells the kernel vocabulary for AMD GPUs.
