@@ -50,13 +50,10 @@ impl KernelDescriptor {
         if descriptor.mode() & 0xf != 0 {
             return Err("the kernel asks for a rounding mode other than nearest even".into());
         }
-        if descriptor.mode() & 0xf0 != 0xf0 {
-            return Err("the kernel asks to flush denormals, which is not emulated".into());
-        }
         Ok(descriptor)
     }
 
-    /// Initial MODE register: rounding and denormal modes.
+    /// Initial MODE register: rounding and denormal modes. Denormals are kept whatever it says.
     pub fn mode(&self) -> u32 {
         self.rsrc[0] >> 12 & 0xff
     }

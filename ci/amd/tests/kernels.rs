@@ -1,0 +1,178 @@
+//! Whole kernels on the interpreter alone, and planted bugs that it must find.
+
+mod common;
+
+use std::sync::Mutex;
+
+use common::{Arguments, Gpu};
+use hsakmt::device::{CodeObject, Config, Device, Dispatch};
+
+/// The interpreter with no HIP runtime.
+struct Emulator {
+    device: Device,
+    code: CodeObject,
+    buffers: Mutex<Vec<Vec<u64>>>,
+}
+
+impl Emulator {
+    /// Loads the test kernels; `None`, with the reason printed, where they cannot be compiled.
+    fn new(defines: &[&str], check: bool) -> Option<Self> {
+        let file = match common::compile("test.hip", defines) {
+            Ok(file) => file,
+            Err(reason) => {
+                println!("not run: {reason}");
+                return None;
+            }
+        };
+        let device = Device::new(Config { check, ..Config::default() });
+        let code = CodeObject::load(&file, &device.memory).expect("a code object");
+        Some(Self { device, code, buffers: Mutex::default() })
+    }
+}
+
+impl Gpu for Emulator {
+    type Kernel = u64;
+
+    fn upload(&self, bytes: &[u8]) -> u64 {
+        let mut buffer = vec![0u64; bytes.len().div_ceil(8)];
+        let address = buffer.as_mut_ptr() as u64;
+        // SAFETY: the buffer has at least as many bytes.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
+        self.device.memory.insert(address, bytes.len() as u64);
+        self.buffers.lock().unwrap().push(buffer);
+        address
+    }
+
+    fn download(&self, address: u64, len: usize) -> Vec<u8> {
+        self.device.memory.read(address, len).expect("an uploaded buffer")
+    }
+
+    fn kernel(&self, name: &str) -> u64 {
+        self.code.kernel(name).unwrap_or_else(|| panic!("no kernel {name}"))
+    }
+
+    fn launch(&self, kernel: &u64, blocks: u32, threads: u32, arguments: &Arguments) -> Result<(), String> {
+        // Hidden arguments follow; the test kernels read none.
+        let mut bytes = arguments.bytes.clone();
+        bytes.resize(bytes.len() + 256, 0);
+        let dispatch = Dispatch {
+            kernel: *kernel,
+            grid: [blocks * threads, 1, 1],
+            workgroup: [threads, 1, 1],
+            kernarg: self.upload(&bytes),
+            ..Dispatch::default()
+        };
+        self.device.run(&dispatch).map_err(|fault| fault.to_string())
+    }
+}
+
+/// Runs a test on a plain and on a checking device.
+fn on_both(test: impl Fn(&Emulator) -> Result<(), String>) {
+    for check in [false, true] {
+        let Some(emulator) = Emulator::new(&[], check) else { return };
+        if let Err(fault) = test(&emulator) {
+            panic!("check {check}: {fault}");
+        }
+    }
+}
+
+#[test]
+fn vector_add() {
+    on_both(common::vector_add);
+}
+
+#[test]
+fn reduce() {
+    on_both(common::reduce);
+}
+
+#[test]
+fn reverse() {
+    on_both(common::reverse);
+}
+
+#[test]
+fn shift() {
+    on_both(common::shift);
+}
+
+#[test]
+fn count() {
+    on_both(common::count);
+}
+
+#[test]
+fn functions() {
+    on_both(common::functions);
+}
+
+#[test]
+fn matrices() {
+    on_both(common::matrices);
+}
+
+#[test]
+fn gemm() {
+    on_both(common::gemm);
+}
+
+#[test]
+fn private_memory() {
+    on_both(common::private_memory);
+}
+
+/// Runs a test with a bug planted, on a checking device, and gives the report.
+fn planted(define: &str, test: impl Fn(&Emulator) -> Result<(), String>) -> Option<String> {
+    let emulator = Emulator::new(&[define], true)?;
+    Some(test(&emulator).expect_err("the bug was not found"))
+}
+
+#[test]
+fn a_missing_barrier_is_reported_as_a_race() {
+    let Some(report) = planted("PLANT_MISSING_BARRIER", common::reduce) else { return };
+    assert!(report.contains("race on LDS byte") || report.contains("has not written"), "{report}");
+}
+
+#[test]
+fn an_lds_overrun_is_reported_on_any_device() {
+    let Some(report) = planted("PLANT_LDS_OVERRUN", common::reverse) else { return };
+    assert!(report.contains("the workgroup has 1024"), "{report}");
+    let Some(plain) = Emulator::new(&["PLANT_LDS_OVERRUN"], false) else { return };
+    assert!(common::reverse(&plain).is_err());
+}
+
+#[test]
+fn an_address_of_no_allocation_is_reported() {
+    let Some(report) = planted("PLANT_OUT_OF_BOUNDS", common::shift) else { return };
+    assert!(report.contains("no allocation of the device holds them"), "{report}");
+}
+
+#[test]
+fn a_wrong_lane_mapping_gives_wrong_numbers() {
+    let Some(emulator) = Emulator::new(&["PLANT_LANE_MAPPING"], true) else { return };
+    let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        common::matrix(&emulator, "bf16_32x32x8", 32, 8, common::Element::Bf16)
+    }));
+    assert!(wrong.is_err(), "the product was taken for right");
+}
+
+#[test]
+fn never_written_memory_is_reported() {
+    let Some(emulator) = Emulator::new(&[], true) else { return };
+    let input = emulator.upload(&[0; 4096]);
+    emulator.device.poison(input, 4096);
+    let output = emulator.upload(&[0; 4096]);
+    let arguments = Arguments::default().pointer(input).pointer(input).pointer(output).int(256);
+    let report = emulator.launch(&emulator.kernel("vector_add"), 1, 256, &arguments).expect_err("read");
+    assert!(report.contains("nothing has written"), "{report}");
+}
+
+#[test]
+fn statistics_count_every_wave() {
+    let Some(emulator) = Emulator::new(&[], false) else { return };
+    common::vector_add(&emulator).expect("runs");
+    let statistics = emulator.device.statistics();
+    assert_eq!(statistics.mnemonics["v_add_f32"], 16, "16 waves of 64 threads");
+    assert_eq!(statistics.mnemonics["s_endpgm"], 16);
+    assert_eq!(statistics.total().dispatches, 1);
+}
