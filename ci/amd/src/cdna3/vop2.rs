@@ -1,6 +1,6 @@
 //! VOP2: vector instructions of two operands.
 
-use super::float::{bf16_to_f32, f16_to_f32, ldexp, max_f32, min_f32};
+use super::float::{f16_to_f32, ldexp, max_f32, min_f32};
 use super::inst::{Inst, Lanes, Row, row};
 use super::lane::LaneOp;
 use super::operand::each;
@@ -76,25 +76,10 @@ fn dot2_f16(a: u32, b: u32, sum: f32) -> f32 {
     sum + product(0) + product(16)
 }
 
-fn dot2_bf16(a: u32, b: u32, sum: f32) -> f32 {
-    let product = |shift: u32| bf16_to_f32((a >> shift) as u16) * bf16_to_f32((b >> shift) as u16);
-    sum + product(0) + product(16)
-}
-
-/// Two-element dot product added to operand 2.
-pub(super) fn dot2(c: &mut Context<'_>, i: &Inst, f: fn(u32, u32, f32) -> f32) -> Flow {
-    let (a, b, sum) = (c.u32s(i, 0), c.u32s(i, 1), c.f32s(i, 2));
-    c.put_f32(i, each(|lane| f(a[lane], b[lane], sum[lane])))
-}
-
-/// Dot product of float16 pairs.
+/// Dot product of float16 pairs, added to operand 2.
 pub(super) fn dot2_f32_f16(c: &mut Context<'_>, i: &Inst) -> Flow {
-    dot2(c, i, dot2_f16)
-}
-
-/// Dot product of bfloat16 pairs.
-pub(super) fn dot2_f32_bf16(c: &mut Context<'_>, i: &Inst) -> Flow {
-    dot2(c, i, dot2_bf16)
+    let (a, b, sum) = (c.u32s(i, 0), c.u32s(i, 1), c.f32s(i, 2));
+    c.put_f32(i, each(|lane| dot2_f16(a[lane], b[lane], sum[lane])))
 }
 
 /// Four-element dot product of signed bytes.

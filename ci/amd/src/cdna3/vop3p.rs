@@ -3,7 +3,7 @@
 use super::float::{f16_to_f32, max_f32, min_f32};
 use super::inst::{Inst, Lanes, Row, Src, constant16, constant32, row};
 use super::operand::each;
-use super::vop2::{dot2_f32_bf16, dot2_f32_f16, dot4_i8, fma_f16};
+use super::vop2::{dot2_f32_f16, dot4_i8, fma_f16};
 use crate::device::{Context, Flow};
 use half::f16;
 
@@ -128,7 +128,6 @@ fn dot2_u16(a: u32, b: u32, sum: u32) -> u32 {
     (0..2).fold(sum, |sum, n| sum.wrapping_add(word(a, n).wrapping_mul(word(b, n))))
 }
 
-/// First opcode of the matrix instructions that this table does not hold.
 pub(super) const ACCVGPR_READ: u16 = 88;
 pub(super) const ACCVGPR_WRITE: u16 = 89;
 
@@ -160,7 +159,6 @@ pub(super) const VOP3P: &[Row] = &[
     row(16, "v_pk_mul_f16", |c, i| float16(c, i, |a, b, _| a * b)),
     row(17, "v_pk_min_f16", |c, i| float16(c, i, |a, b, _| min_f32(a, b))),
     row(18, "v_pk_max_f16", |c, i| float16(c, i, |a, b, _| max_f32(a, b))),
-    row(26, "v_dot2_f32_bf16", dot2_f32_bf16),
     row(32, "v_fma_mix_f32", |c, i| {
         let x = mixed_fma(c, i);
         c.put(i, &each(|lane| x[lane].to_bits()))

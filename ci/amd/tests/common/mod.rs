@@ -1,3 +1,4 @@
+#![allow(dead_code, reason = "each test file uses a part")]
 //! Kernels of `kernels/test.hip` and what they must give, on anything that runs gfx942 code.
 
 use std::path::Path;
