@@ -14,15 +14,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source ci/debian.sh
 
 SUITE=trixie
-PACKAGES=(libamdhip64-5 libhsa-runtime64-1 libhiprtc-builtins5)
-TREE=target/hip-runtimes/$SUITE-emulated
+TREE=target/hip-runtimes/$SUITE
 LIBRARIES=$TREE/usr/lib/x86_64-linux-gnu
 EMULATOR=target/rocm-emulator
 RESULTS=$EMULATOR/results
 
 # Fetches the runtime and builds the emulator for this processor.
 prepare() {
-  debian_unpack "$SUITE" "$TREE" "${PACKAGES[@]}" || return 1
+  hip_release "$SUITE" "$TREE" || return 1
   local flags=${RUSTFLAGS:-}
   if grep -qw avx2 /proc/cpuinfo && grep -qw fma /proc/cpuinfo; then
     flags="$flags -C target-cpu=x86-64-v3"
