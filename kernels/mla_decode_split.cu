@@ -44,7 +44,8 @@ constexpr int RAW_TILES = FP8 ? STAGES : 0;
 constexpr int QUERY_BYTES = QUERIES_STAGED ? BLOCK_ROWS * ROW_STRIDE * 2 : 0;
 constexpr int TILES_BYTES = TILES * TILE_ELEMS * 2;
 constexpr int SCORES_BYTES = DEPTH * BLOCK_ROWS * SCORE_STRIDE * 4;
-constexpr int WEIGHTS_BYTES = BLOCK_ROWS * SCORE_STRIDE * 2;
+constexpr int WEIGHTS_ELEMS = BLOCK_ROWS * SCORE_STRIDE;
+constexpr int WEIGHTS_BYTES = 2 * WEIGHTS_ELEMS * 2;  // of two tiles
 constexpr int SHARED_BYTES =
     QUERY_BYTES + TILES_BYTES + RAW_TILES * RAW_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4 + 16;
 static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads");
@@ -322,14 +323,15 @@ struct Softmax {
         limit = of.valid ? smaller(visible, at.end) : 0;
     }
 
+    static DEVICE void read(float (&x)[LANE_KEYS], const float SHARED* scores) {
+        scores += thread_index() / ROW_LANES * SCORE_STRIDE + thread_index() % ROW_LANES * LANE_KEYS;
+        UNROLL for (int d = 0; d < DEPTH; d++) read_floats<LANE_KEYS>(x, scores + d * BLOCK_ROWS * SCORE_STRIDE);
+    }
+
     /// Turns the logits of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
-    DEVICE float push(const DecodeParams& p, const float SHARED* scores, uint16 SHARED* weights, int token) {
+    DEVICE float push(const DecodeParams& p, float (&x)[LANE_KEYS], uint16 SHARED* weights, int token) {
         int row = thread_index() / ROW_LANES;
         int key = thread_index() % ROW_LANES * LANE_KEYS;
-        float x[LANE_KEYS] = {};
-        UNROLL for (int d = 0; d < DEPTH; d++) {
-            read_floats<LANE_KEYS>(x, scores + (d * BLOCK_ROWS + row) * SCORE_STRIDE + key);
-        }
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
         UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
         if (unlikely(p.softcap != 0.0f)) {
@@ -381,8 +383,11 @@ struct Softmax {
 struct Output {
     Accum tile[ROW_TILES][COLUMNS / 16];
 
-    // Products that a tile takes: 16 tokens times 16 columns, for all rows.
+    // Products that a tile takes: 16 tokens times 16 columns, for all rows. The last of them are left to the next step, where
+    // they fill the time that its softmax waits; not while its tile is widened into.
     static constexpr int UNITS = KEY_TILES * (COLUMNS / 16);
+    static constexpr int DEFERRED = FP8 ? 0 : UNITS / 2;
+    static constexpr int AT_ONCE = UNITS - DEFERRED;
 
     DEVICE void rescale(const float SHARED* factors) {
         UNROLL for (int m = 0; m < ROW_TILES; m++) {
@@ -410,7 +415,7 @@ struct Output {
     /// Adds one of UNITS products, in order.
     DEVICE void push(int unit, Operands& operands, const uint16 SHARED* weights, const uint16 SHARED* values) {
         int n = unit % (COLUMNS / 16);
-        if (n == 0) {
+        if (n == 0 || unit == AT_ONCE) {
             UNROLL for (int m = 0; m < ROW_TILES; m++) {
                 load_a(operands.weights[m], weights + m * 16 * SCORE_STRIDE + unit / (COLUMNS / 16) * 16, SCORE_STRIDE);
             }
@@ -467,8 +472,8 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     uint16 SHARED* tiles = (uint16 SHARED*)(shared + QUERY_BYTES);
     uint8 SHARED* raw = shared + QUERY_BYTES + TILES_BYTES;
     float SHARED* scores = (float SHARED*)(raw + RAW_TILES * RAW_BYTES);
-    uint16 SHARED* weights = (uint16 SHARED*)((uint8 SHARED*)scores + SCORES_BYTES);
-    float SHARED* rescale = (float SHARED*)((uint8 SHARED*)weights + WEIGHTS_BYTES);  // of each row's earlier sums
+    uint16 SHARED* all_weights = (uint16 SHARED*)((uint8 SHARED*)scores + SCORES_BYTES);
+    float SHARED* rescale = (float SHARED*)((uint8 SHARED*)all_weights + WEIGHTS_BYTES);  // of each row's earlier sums
     float SHARED* scale = rescale + BLOCK_ROWS;                                       // of each row's result
     int64 SHARED* slot = (int64 SHARED*)(scale + BLOCK_ROWS);                         // of the sequence's result
 
@@ -511,6 +516,9 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     };
     int tile = 0;  // the one at `at`
     auto tile_after = [&] { return tile + 1 == TILES ? 0 : tile + 1; };
+    auto tile_before = [&] { return tile == 0 ? TILES - 1 : tile - 1; };
+    int parity = 0;         // which weights are this tile's
+    bool deferred = false;  // whether the tile before has products left to do
 
     constexpr int AHEAD = FP8 ? STAGES : STAGES - 1;  // tiles that are loading when the first is waited for
     load_queries(p, queries, at.seq, first_row);
@@ -544,7 +552,17 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     output.clear();
     NO_UNROLL while (true) {
         // Logits of tile i to weights; what the next step reads arrives meanwhile.
-        float factor = softmax.push(p, scores, weights, at.token);
+        float x[LANE_KEYS] = {};
+        Softmax::read(x, scores);
+        uint16 SHARED* weights = all_weights + parity * WEIGHTS_ELEMS;
+        Output::Operands products;
+        if (Output::DEFERRED > 0 && deferred) {
+            const uint16 SHARED* values = tiles + tile_before() * TILE_ELEMS;
+            const uint16 SHARED* earlier = all_weights + (parity ^ 1) * WEIGHTS_ELEMS;
+            Output::load_values(products, Output::AT_ONCE, values);
+            UNROLL for (int u = Output::AT_ONCE; u < Output::UNITS; u++) output.push(u, products, earlier, values);
+        }
+        float factor = softmax.push(p, x, weights, at.token);
         if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
         int seq = at.seq;
         bool last = at.advance(p, part);  // of this sequence; `at` is at tile i + 1 now
@@ -561,7 +579,6 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
 
         // Output of tile i and logits of tile i + 1, between which a tile starts loading.
         const uint16 SHARED* values = tiles + tile * TILE_ELEMS;
-        Output::Operands products;
         Output::load_values(products, 0, values);
         if (unlikely(rescales)) output.rescale(rescale);
         if (at.more()) {
@@ -577,7 +594,7 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
             UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
                 if (j + 1 < WAVE_STEPS) Logits::load(operands[(j + 1) % 2], j + 1, queries, keys);
                 logits.push(j, operands[j % 2], held);
-                UNROLL for (int u = Output::UNITS * j / WAVE_STEPS; u < Output::UNITS * (j + 1) / WAVE_STEPS; u++) {
+                UNROLL for (int u = Output::AT_ONCE * j / WAVE_STEPS; u < Output::AT_ONCE * (j + 1) / WAVE_STEPS; u++) {
                     output.push(u, products, weights, values);
                 }
                 UNROLL for (int c = Loader::COPIES * j / WAVE_STEPS; c < Loader::COPIES * (j + 1) / WAVE_STEPS; c++) {
@@ -587,10 +604,15 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
             logits.store(scores);
             next_stage();
         } else {
-            UNROLL for (int u = 0; u < Output::UNITS; u++) output.push(u, products, weights, values);
+            UNROLL for (int u = 0; u < Output::AT_ONCE; u++) output.push(u, products, weights, values);
         }
-        if (unlikely(last)) output.finish(p, seq, first_row, *slot, scale);
+        if (unlikely(last)) {
+            UNROLL for (int u = Output::AT_ONCE; u < Output::UNITS; u++) output.push(u, products, weights, values);
+            output.finish(p, seq, first_row, *slot, scale);
+        }
         if (!at.more()) break;
+        deferred = !last;
+        parity ^= 1;
         tile = tile_after();
         if (unlikely(last)) {
             barrier();
