@@ -3,12 +3,16 @@
 
 pub mod backend;
 pub mod error;
+pub mod fp8;
 pub mod graph;
 pub mod kernel;
 pub mod plan;
+pub mod reference;
 pub mod stream;
 pub mod tensor;
+pub mod testing;
 
+pub use backend::host::Host;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
