@@ -2,20 +2,26 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
+pub mod config;
 pub mod error;
 pub mod fp8;
 pub mod graph;
 pub mod kernel;
+pub mod ops;
 pub mod plan;
 pub mod reference;
 pub mod stream;
 pub mod tensor;
 pub mod testing;
+pub mod workspace;
 
 pub use backend::host::Host;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
+pub use config::MlaConfig;
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
+pub use ops::{DecodeArgs, KvCache, MlaDecode};
 pub use plan::{DecodePlan, SplitPolicy};
 pub use stream::{Graph, Stream};
 pub use tensor::{DType, Element, Tensor};
+pub use workspace::Workspace;
