@@ -2,12 +2,14 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
+pub mod batch;
 pub mod error;
 pub mod graph;
 pub mod kernel;
 pub mod plan;
 pub mod stream;
 pub mod tensor;
+pub mod workspace;
 
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use error::{Error, Result};
@@ -15,3 +17,4 @@ pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
 pub use plan::{DecodePlan, SplitPolicy};
 pub use stream::{Graph, Stream};
 pub use tensor::{DType, Element, Tensor};
+pub use workspace::Workspace;
