@@ -57,7 +57,10 @@ impl MlaConfig {
             return Err(Error::argument("sm_scale", format!("{}: a finite number is needed", self.sm_scale)));
         }
         if !(self.softcap.is_finite() && self.softcap >= 0.0) {
-            return Err(Error::argument("softcap", format!("{}: 0 (none) or a positive number is needed", self.softcap)));
+            return Err(Error::argument(
+                "softcap",
+                format!("{}: 0 (none) or a positive number is needed", self.softcap),
+            ));
         }
         Ok(())
     }

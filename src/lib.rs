@@ -2,16 +2,20 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
+pub mod config;
 pub mod error;
 pub mod graph;
 pub mod kernel;
+pub mod model;
 pub mod plan;
 pub mod stream;
 pub mod tensor;
 
 pub use backend::{Backend, DeviceInfo, GraphBackend};
+pub use config::MlaConfig;
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
+pub use model::ModelConfig;
 pub use plan::{DecodePlan, SplitPolicy};
 pub use stream::{Graph, Stream};
 pub use tensor::{DType, Element, Tensor};
