@@ -163,8 +163,8 @@ impl ModelConfig {
     /// # Errors
     /// [`Error::Argument`] if the heads do not divide, or as [`MlaConfig::validate`].
     pub fn mla(&self, tensor_parallel: usize, page_size: usize) -> Result<MlaConfig> {
-        if tensor_parallel == 0 || self.num_heads % tensor_parallel != 0 {
-            let fits: Vec<_> = (1..=self.num_heads).filter(|tp| self.num_heads % tp == 0).collect();
+        if tensor_parallel == 0 || !self.num_heads.is_multiple_of(tensor_parallel) {
+            let fits: Vec<_> = (1..=self.num_heads).filter(|tp| self.num_heads.is_multiple_of(*tp)).collect();
             return Err(Error::argument(
                 "tensor_parallel",
                 format!(
