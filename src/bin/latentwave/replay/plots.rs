@@ -56,8 +56,9 @@ fn font(size: u32, color: &RGBColor) -> TextStyle<'static> {
 
 /// Writes a panel's title and the line under it, and returns the room below.
 fn titled<'a>(area: &Area<'a>, title: &str, note: &str) -> Result<Area<'a>, Box<dyn StdError>> {
-    area.draw(&Text::new(title.to_owned(), (24, 16), font(17, &INK)))?;
-    area.draw(&Text::new(note.to_owned(), (24, 38), font(13, &MUTED)))?;
+    let bold = (FONT, 20, FontStyle::Bold).into_font().color(&INK);
+    area.draw(&Text::new(title.to_owned(), (24, 14), bold))?;
+    area.draw(&Text::new(note.to_owned(), (24, 38), font(15, &MUTED)))?;
     Ok(area.margin(62, 8, 14, 20))
 }
 
@@ -66,8 +67,8 @@ fn key(area: &Area<'_>, entries: &[(&str, RGBColor)]) -> Drawn {
     let mut x = area.dim_in_pixel().0 as i32 - 24;
     for (name, color) in entries.iter().rev() {
         x -= 7 * name.chars().count() as i32 + 26;
-        area.draw(&Rectangle::new([(x, 19), (x + 11, 30)], color.filled()))?;
-        area.draw(&Text::new((*name).to_owned(), (x + 17, 17), font(13, &MUTED)))?;
+        area.draw(&Rectangle::new([(x, 17), (x + 11, 28)], color.filled()))?;
+        area.draw(&Text::new((*name).to_owned(), (x + 17, 16), font(15, &MUTED)))?;
     }
     Ok(())
 }
@@ -178,7 +179,7 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
         .y_labels(5)
         .x_label_formatter(&|x| format!("{} {unit}", tick(*x)))
         .y_label_formatter(&|y| tick(*y))
-        .label_style(font(12, &MUTED))
+        .label_style(font(14, &MUTED))
         .draw()?;
     let width = end * scale / BARS as f64;
     chart.draw_series(bars.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, &count)| {
@@ -194,7 +195,7 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
         last_label = x;
         chart.draw_series(LineSeries::new([(x, 0.0), (x, most * (0.93 - lower))], ORANGE.stroke_width(1)))?;
         let anchor = Pos::new(HPos::Center, VPos::Bottom);
-        chart.draw_series([Text::new(name, (x, most * (0.94 - lower)), font(12, &ORANGE).pos(anchor))])?;
+        chart.draw_series([Text::new(name, (x, most * (0.94 - lower)), font(14, &ORANGE).pos(anchor))])?;
     }
     Ok(())
 }
@@ -235,7 +236,7 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
         .axis_style(GRID)
         .y_labels(5)
         .y_label_formatter(&|y| tick(*y))
-        .label_style(font(12, &MUTED))
+        .label_style(font(14, &MUTED))
         .draw()?;
     for (i, (_, rows, padding)) in sizes.iter().enumerate() {
         let (left, right) = (i as f64 + 0.14, i as f64 + 0.86);
@@ -252,7 +253,7 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
     let (left, top) = (area.get_pixel_range().0.start, area.get_pixel_range().1.start);
     for (i, (name, ..)) in sizes.iter().enumerate().filter(|(i, _)| i % every == 0) {
         let x = range.start + ((range.end - range.start) as f64 * (i as f64 + 0.5) / sizes.len() as f64) as i32;
-        let style = font(12, &MUTED).pos(Pos::new(HPos::Center, VPos::Top));
+        let style = font(14, &MUTED).pos(Pos::new(HPos::Center, VPos::Top));
         area.draw(&Text::new(name.clone(), (x - left, baseline - top), style))?;
     }
     Ok(())
@@ -279,7 +280,7 @@ fn draw_cost(area: &Area<'_>, measured: &Measured) -> Drawn {
         .y_labels(5)
         .x_label_formatter(&|x| tick(*x))
         .y_label_formatter(&|y| format!("{} {unit}", tick(*y)))
-        .label_style(font(12, &MUTED))
+        .label_style(font(14, &MUTED))
         .draw()?;
     let every = measured.steps.len().div_ceil(1500).max(1);
     let shown = |mixed: bool| {
@@ -311,7 +312,7 @@ fn mesh(chart: &mut Chart<'_, '_>, x_labels: usize, y_labels: usize) -> Drawn {
         .y_labels(y_labels)
         .x_label_formatter(&|x| format!("{} s", tick(*x)))
         .y_label_formatter(&|y| tick(*y))
-        .label_style(font(12, &MUTED))
+        .label_style(font(14, &MUTED))
         .draw()?;
     Ok(())
 }

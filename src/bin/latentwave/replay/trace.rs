@@ -65,7 +65,7 @@ pub(crate) fn parse(text: impl Read, name: &str) -> Result<Vec<Request>> {
             Ok(true) => {}
             Ok(false) => break,
             Err(e) => {
-                let line = e.position().map_or_else(|| requests.len() as u64 + 2, csv::Position::line);
+                let line = e.position().map_or(requests.len() as u64 + 2, line_of);
                 let problem = match e.kind() {
                     csv::ErrorKind::UnequalLengths { expected_len, len, .. } => {
                         format!("{len} fields, the header has {expected_len}; is the line whole?")
@@ -75,7 +75,7 @@ pub(crate) fn parse(text: impl Read, name: &str) -> Result<Vec<Request>> {
                 return Err(error(format!("line {line}"), problem));
             }
         }
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = record.position().map_or(0, line_of);
         let field = |i: usize| record.get(columns[i]).unwrap_or_default();
         let tokens = |i: usize| match field(i).parse::<usize>() {
             Ok(tokens) if (1..=MOST_TOKENS).contains(&tokens) => Ok(tokens),
@@ -102,6 +102,11 @@ pub(crate) fn parse(text: impl Read, name: &str) -> Result<Vec<Request>> {
         request.arrival -= first;
     }
     Ok(requests)
+}
+
+/// The line that a record stands on. (The reader's own count of lines lags by one where they end in CR LF.)
+fn line_of(position: &csv::Position) -> u64 {
+    position.record() + 1
 }
 
 /// Seconds of a timestamp: `YYYY-MM-DD hh:mm:ss.fraction` counted from 1970, or a plain number.

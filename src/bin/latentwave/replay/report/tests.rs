@@ -1,4 +1,4 @@
-use super::super::stats::Verified;
+use super::super::stats::{StepRecord, Verified};
 use super::super::stats::tests::{full, step};
 use super::*;
 use crate::rng::Rng;
