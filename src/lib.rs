@@ -4,15 +4,19 @@
 pub mod backend;
 pub mod config;
 pub mod error;
+pub mod fp8;
 pub mod graph;
 pub mod kernel;
 pub mod model;
 pub mod ops;
 pub mod plan;
+pub mod reference;
 pub mod stream;
 pub mod tensor;
+pub mod testing;
 pub mod workspace;
 
+pub use backend::host::Host;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
 pub use error::{Error, Result};
