@@ -1,20 +1,22 @@
-//! A small seeded generator (SplitMix64): the same seed gives the same run on every machine.
+//! Seeded random numbers: the same seed gives the same run on every machine.
 
-/// SplitMix64, after Steele, Lea and Flood, "Fast splittable pseudorandom number generators", 2014.
+use latentwave::testing::SplitMix64;
+
+/// The numbers of a seed, one after another.
 #[derive(Debug, Clone)]
-pub(crate) struct Rng(u64);
+pub(crate) struct Rng {
+    numbers: SplitMix64,
+    drawn: u64,
+}
 
 impl Rng {
     pub(crate) fn new(seed: u64) -> Self {
-        Self(seed)
+        Self { numbers: SplitMix64::new(seed), drawn: 0 }
     }
 
     pub(crate) fn next_u64(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
+        self.drawn += 1;
+        self.numbers.number(self.drawn - 1)
     }
 
     /// A number from 0 up to, not including, `end` (at least 1). The bias of the remainder is below `end / 2^64`.

@@ -78,6 +78,14 @@ pub(crate) fn table(rows: &[Vec<String>], left: usize) -> String {
     out
 }
 
+/// A progress bar over things called `noun`.
+pub(crate) fn progress_style(noun: &str) -> indicatif::ProgressStyle {
+    let template = format!("{{bar:32.blue/dim}} {{human_pos}} of {{human_len}} {noun}, {{eta}} left  {{msg}}");
+    indicatif::ProgressStyle::with_template(&template)
+        .unwrap_or_else(|_| indicatif::ProgressStyle::default_bar())
+        .progress_chars("━━╌")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::plots;
 use super::stats::{Measured, StepTimes};
-use crate::text;
+use crate::{files, text};
 
 /// What was replayed and on what, as the table, the page and the JSON file name it.
 #[derive(Debug, Clone, Serialize)]
@@ -70,10 +70,6 @@ pub(crate) fn tokens_per_second(measured: &Measured) -> f64 {
     super::stats::ratio(measured.decoded_tokens as f64, measured.times().total)
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<()> {
-    std::fs::write(path, content).map_err(|source| Error::Io { path: path.to_owned(), source })
-}
-
 /// Writes every step and every sum as JSON.
 ///
 /// # Errors
@@ -89,9 +85,7 @@ pub(crate) fn write_json(path: &Path, setting: &Setting, measured: &Measured) ->
         allocations_per_step_max: measured.allocations().2,
         measured,
     };
-    let json = serde_json::to_vec_pretty(&file)
-        .map_err(|error| Error::Io { path: path.to_owned(), source: std::io::Error::other(error) })?;
-    write(path, &json)
+    files::write_json(path, &file)
 }
 
 /// Lines that say what was replayed and on what.
@@ -224,8 +218,8 @@ fn served_rows(measured: &Measured) -> Vec<Vec<String>> {
 pub(crate) fn write_report(path: &Path, setting: &Setting, measured: &Measured) -> Result<()> {
     let svg = plots::draw(measured).map_err(|error| Error::argument("report", error.to_string()))?;
     match path.extension().and_then(|ending| ending.to_str()) {
-        Some("svg") => write(path, svg.as_bytes()),
-        _ => write(path, page(setting, measured, &svg).as_bytes()),
+        Some("svg") => files::write(path, &svg),
+        _ => files::write(path, &page(setting, measured, &svg)),
     }
 }
 

@@ -3,14 +3,15 @@
 use std::time::Instant;
 
 use latentwave::ops::{CacheWrite, write_cache};
-use latentwave::session::{DecodeSession, SessionConfig, Step, StepBatch};
-use latentwave::{DType, GraphBackend, KvCache, Result, Tensor};
+use latentwave::graph::RuntimeMode;
+use latentwave::session::{DecodeSession, SessionConfig, Step, StepBatch, StepReport};
+use latentwave::{DType, GraphBackend, KvCache, Result, Tensor, reference};
 
 use super::scheduler::{PromptChunk, Scheduler};
 use super::stats::{Service, StepRecord, Verified};
 use crate::alloc::allocations;
-use crate::reference::{self, Rows};
 use crate::rng::Rng;
+use crate::rows::{self, Rows};
 
 /// Random rows that new cache rows are taken from; a cached token is one of them, and layer `l` caches the `l`-th behind it.
 const FRESH_ROWS: usize = 4096;
@@ -59,6 +60,19 @@ fn enqueue<B: GraphBackend>(step: &mut Step<'_, B>, layers: &mut [Layer<B>]) -> 
     Ok(())
 }
 
+/// How a step was served, in the words of the table.
+fn service(report: &StepReport) -> Service {
+    let full = report.mode == RuntimeMode::Full;
+    Service {
+        mode: report.mode.to_string(),
+        size: full.then_some(report.num_tokens),
+        why: match report.misfit {
+            Some(misfit) => format!("{misfit}; attention runs eagerly"),
+            None => "the smallest graph that holds the batch".to_owned(),
+        },
+    }
+}
+
 impl<'a, B: GraphBackend> Engine<'a, B> {
     /// Allocates everything, captures every graph. `keep_outputs` gives each layer an output of its own, to be checked.
     ///
@@ -76,8 +90,7 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let mut rng = Rng::new(seed ^ 0x5eed_da7a);
         let mut session = DecodeSession::new(backend, config.clone())?;
 
-        // A graph may be larger than the largest batch.
-        let rows = session.max_step_tokens() + num_layers - 1;
+        let rows = config.max_decode_tokens() + num_layers - 1;
         let q_rows = Rows::random(dtype, 2 * rows, mla.num_heads * width, &mut rng);
         let kv_rows = Rows::random(dtype, FRESH_ROWS + config.max_num_batched_tokens + rows, width, &mut rng);
         let q_step = Tensor::from_bytes(backend, [rows, mla.num_heads, width], dtype, q_rows.bytes(0..rows))?;
@@ -99,7 +112,7 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
             })
         });
         let mut layers = layers.collect::<Result<Vec<_>>>()?;
-        session.capture(|step| enqueue(step, &mut layers))?;
+        session.capture(|step| enqueue(step, &mut layers))?.all()?;
         Ok(Self {
             backend,
             config,
@@ -131,6 +144,7 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
     /// What the session returns.
     pub(crate) fn run(&mut self, scheduler: &mut Scheduler) -> Result<Option<Measure>> {
         let prompts = scheduler.plan().prompts.clone();
+        let prefill_reqs = prompts.len();
         let mut prompt_tokens = 0;
         for chunk in prompts {
             let tokens = chunk.tokens.len();
@@ -148,8 +162,8 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let sequences = || scheduler.plan().decode.iter().map(|&index| &scheduler.running()[index]);
         let seq_lens: Vec<i32> = sequences().map(|sequence| (sequence.cached + query_len) as i32).collect();
         let block_tables: Vec<&[i32]> = sequences().map(|sequence| sequence.pages.as_slice()).collect();
-        let batch =
-            StepBatch { query_len, seq_lens: &seq_lens, block_tables: &block_tables, prefill_tokens: prompt_tokens };
+        let decode = StepBatch::decode(query_len, &seq_lens, &block_tables);
+        let batch = StepBatch { prefill_tokens: prompt_tokens, prefill_reqs, ..decode };
 
         let layers = &mut self.layers;
         let before = allocations();
@@ -174,7 +188,7 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
             seconds,
             allocations,
         };
-        Ok(Some(Measure { service: Service::of(&report), record }))
+        Ok(Some(Measure { service: service(&report), record }))
     }
 
     /// Fresh random queries and cache rows for the step's decode tokens.
@@ -239,8 +253,8 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
             let sequence = &scheduler.running()[decode[seq]];
             let wanted = self.wanted(&sequence.rows[..sequence.cached + 1 + token], row, layer, head);
             let out = self.layers[layer].out.narrow(0, row..row + 1)?.narrow(1, head..head + 1)?;
-            let got = reference::read(self.backend, &out)?;
-            let error = reference::error(&got, &wanted);
+            let got = rows::read(self.backend, &out)?;
+            let error = rows::error(&got, &wanted);
             sum.rows += 1;
             sum.worst = sum.worst.max(error);
             if error > sum.tolerance {
@@ -260,11 +274,13 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let SessionConfig { mla, kv_dtype, kv_scale, .. } = self.config;
         let width = mla.head_dim();
         let q = self.q_rows.values(self.q_base + row + layer, head * width..(head + 1) * width);
-        let as_cached = |&row: &u32| -> Vec<f64> {
-            let values = self.kv_rows.values(row as usize + layer, 0..width);
-            values.into_iter().map(|value| reference::cached(value, kv_dtype, kv_scale)).collect()
+        let cached_row = |token: usize, to: &mut [f64]| {
+            let values = self.kv_rows.values(seen[token] as usize + layer, 0..width);
+            for (to, value) in to.iter_mut().zip(values) {
+                *to = rows::cached(value, kv_dtype, kv_scale);
+            }
         };
-        let cache: Vec<Vec<f64>> = seen.iter().map(as_cached).collect();
-        reference::attend(&q, &cache, mla.kv_lora_rank, f64::from(mla.sm_scale))
+        let (scale, softcap) = (f64::from(mla.sm_scale), f64::from(mla.softcap));
+        reference::attend(&q, mla.kv_lora_rank, seen.len(), scale, softcap, cached_row).out
     }
 }
