@@ -86,7 +86,7 @@ pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Poi
     let inputs = Inputs::new(backend, &mla, point, method)?;
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
     let plan = decode.plan(point.batch, point.query_len, longest, method.policy)?;
-    let mut workspace = Workspace::new(backend);
+    let mut workspace = Workspace::new(backend, 1)?;
     workspace.reserve(0, &plan.decode.workspace_views())?;
     workspace.lock();
     let rows = point.batch * point.query_len;
