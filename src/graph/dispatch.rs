@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::mode::{GraphMode, RuntimeMode};
-use super::sizes::decode_size;
+use super::sizes::{MAX_CAPTURE_SIZE, decode_size};
 use crate::error::{Error, Result};
 
 /// What a graph was captured for, or, with mode `NONE`, what a batch runs as eagerly.
@@ -47,7 +47,7 @@ impl Batch {
     /// A decode batch of `num_reqs` requests with `query_len` tokens each, variant 0.
     pub fn uniform(num_reqs: usize, query_len: usize) -> Self {
         Self {
-            num_tokens: num_reqs * query_len,
+            num_tokens: num_reqs.saturating_mul(query_len),
             num_reqs,
             uniform_query_len: Some(query_len),
             max_query_len: Some(query_len),
@@ -243,13 +243,14 @@ impl GraphDispatcher {
     /// Makes the tables for the graphs of [`graph_keys`]. No graph serves anything until it is [captured](Self::set_captured).
     ///
     /// # Errors
-    /// [`Error::Argument`] for a key with mode `NONE`, or two that are the same but for the requests they take.
+    /// [`Error::Argument`] for a key with mode `NONE` or above [`MAX_CAPTURE_SIZE`], or two that are the same but for the requests
+    /// they take.
     pub fn new(keys: Vec<BatchDescriptor>) -> Result<Self> {
         let mut kinds: Vec<Kind> = Vec::new();
         for (i, key) in keys.iter().enumerate() {
             let same = |other: &BatchDescriptor| BatchDescriptor { num_reqs: key.num_reqs, ..*other } == *key;
-            if key.mode == RuntimeMode::None || keys[..i].iter().any(same) {
-                return Err(Error::argument("keys", format!("{key:?} is no graph, or is there twice")));
+            if key.mode == RuntimeMode::None || key.num_tokens > MAX_CAPTURE_SIZE || keys[..i].iter().any(same) {
+                return Err(Error::argument("keys", format!("{key:?} is no graph, too large, or there twice")));
             }
             let kind = kinds.iter().position(|kind| kind.holds(key)).unwrap_or_else(|| {
                 kinds.push(Kind::of(key));
