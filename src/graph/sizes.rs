@@ -174,9 +174,7 @@ impl SizeRequest<'_> {
         if sizes.is_empty() {
             return Err(Error::argument("sizes", "empty; leave it out to get the default, or ask for graph mode NONE"));
         }
-        if sizes.contains(&0) {
-            return Err(Error::argument("sizes", format!("{sizes:?} holds 0; a size is at least 1 token")));
-        }
+        refuse_zero("sizes", sizes)?;
         if let Some(size) = sizes.iter().find(|&&size| size <= self.max_num_tokens && size > MAX_CAPTURE_SIZE) {
             return Err(Error::argument("sizes", format!("{size}; sizes up to {MAX_CAPTURE_SIZE} can be captured")));
         }
@@ -234,6 +232,14 @@ impl SizeRequest<'_> {
     }
 }
 
+/// Sizes and query lengths are at least one token.
+pub(super) fn refuse_zero(arg: &'static str, tokens: &[usize]) -> Result<()> {
+    if tokens.contains(&0) {
+        return Err(Error::argument(arg, format!("{tokens:?} holds 0; at least 1 token")));
+    }
+    Ok(())
+}
+
 /// The size in tokens of the uniform decode graph that a captured size stands for: rounded up to whole queries, unless no
 /// batch is that large or it passes the largest size.
 pub fn decode_size(size: usize, query_len: usize, max_num_seqs: usize, max_size: usize) -> Option<usize> {
@@ -259,9 +265,7 @@ pub fn round_to_query_len(sizes: &[usize], max_size: usize, query_len: usize) ->
     if query_len == 0 {
         return Err(Error::argument("query_len", "0 tokens; at least 1"));
     }
-    if sizes.contains(&0) {
-        return Err(Error::argument("sizes", format!("{sizes:?} holds 0; a size is at least 1 token")));
-    }
+    refuse_zero("sizes", sizes)?;
     let largest = max_size - max_size % query_len;
     if largest == 0 && !sizes.is_empty() {
         return Err(Error::NoCaptureSizes { max_size, query_len });
