@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use cudarc::nvrtc::sys::nvrtcProgram;
 
 use super::driver::{NAME, driver};
-use super::library::{function_table, open};
+use super::library::{function_table, open_global};
 use crate::error::{Error, Result};
 use crate::kernel::{Compiled, Compiler, Resources, Source};
 
@@ -123,11 +123,11 @@ impl Nvrtc {
         if let Some(folder) = path.parent().filter(|folder| folder.is_absolute()) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
-                    std::mem::forget(open(&entry.path()));
+                    std::mem::forget(open_global(&entry.path()));
                 }
             }
         }
-        let library = open(path)?;
+        let library = open_global(path)?;
         // SAFETY: the types are those of NVRTC's published interface, and the library is forgotten.
         let functions = unsafe { Functions::resolve(&library) }?;
         std::mem::forget(library);
