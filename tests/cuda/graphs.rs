@@ -118,6 +118,12 @@ fn an_abandoned_capture_leaves_the_stream_usable_and_runs_nothing() {
             })
         }));
         assert!(unwound.is_err());
+        // A stream that is dropped in the middle does not stay in capture when it serves again.
+        let dropped = cuda.create_stream().unwrap();
+        cuda.begin_capture(&dropped).unwrap();
+        copy.enqueue(cuda, &dropped, false).unwrap();
+        drop(dropped);
+        cuda.synchronize(&cuda.create_stream().unwrap()).unwrap();
         // Outside of any capture there is nothing to end.
         cuda.abort_capture(raw);
         assert!(matches!(cuda.end_capture(raw).map(|_| ()), Err(Error::CaptureFailed { .. })));

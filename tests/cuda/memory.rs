@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use latentwave::kernel::Variant;
-use latentwave::{Backend, Error, Stream};
+use latentwave::{Backend, Cuda, Error, Stream};
 
 use super::support::{BYTES, Copy, copy_variant, download, noise, on_each_device, upload};
 
@@ -152,6 +152,27 @@ fn dropped_memory_is_not_reused_under_work_that_reads_it() {
             }
             assert!(download(cuda, &stream, &dst, BYTES) == data, "round {seed}");
             cuda.synchronize(&other).unwrap();
+        }
+    });
+}
+
+#[test]
+fn devices_and_handles_are_used_side_by_side_on_one_thread() {
+    on_each_device(|cuda| {
+        let count = Cuda::devices().unwrap().len();
+        let handles: Vec<Cuda> = (0..count).map(|index| Cuda::new(index).unwrap()).chain([cuda.clone()]).collect();
+        let data = |round: u64, handle: usize| noise(round * 100 + handle as u64, 70_000);
+        let places: Vec<_> = handles
+            .iter()
+            .map(|cuda| (cuda, cuda.create_stream().unwrap(), cuda.alloc(70_000, "a place").unwrap()))
+            .collect();
+        for round in 0..3 {
+            for (index, (cuda, stream, place)) in places.iter().enumerate() {
+                upload(cuda, stream, place, &data(round, index));
+            }
+            for (index, (cuda, stream, place)) in places.iter().enumerate() {
+                assert!(download(cuda, stream, place, 70_000) == data(round, index), "round {round}, handle {index}");
+            }
         }
     });
 }
