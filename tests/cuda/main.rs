@@ -5,8 +5,6 @@
 mod graphs;
 mod kernels;
 mod memory;
-#[path = "../require/mod.rs"]
-mod require;
 mod support;
 
 use latentwave::{Backend, Cuda, Error};

@@ -7,13 +7,18 @@ use latentwave::kernel::params::MergeParams;
 use latentwave::kernel::{Entry, Launch, Params, Variant};
 use latentwave::{Backend, Cuda, DType, Error, Result};
 
-use super::require::not_run;
+use latentwave::testing;
+
+/// Says what could not be run in the test of this thread.
+pub(super) fn not_run(name: &str, reason: &dyn std::fmt::Display) {
+    testing::not_run(std::thread::current().name().unwrap_or("a test"), name, reason);
+}
 
 pub(super) fn on_each_device(test: impl Fn(&Cuda)) {
     match Cuda::devices() {
-        Ok(devices) if devices.is_empty() => not_run("cuda", "the driver sees no GPU"),
+        Ok(devices) if devices.is_empty() => not_run("cuda", &"the driver sees no GPU"),
         Ok(devices) => (0..devices.len()).for_each(|index| test(&Cuda::new(index).unwrap())),
-        Err(error) => not_run("cuda", &error.to_string()),
+        Err(error) => not_run("cuda", &error),
     }
 }
 
@@ -70,7 +75,7 @@ impl Copy {
             Ok(kernel) => Some(Self::with_kernel(cuda, kernel)),
             // Neither code carried for this device nor a compiler.
             Err(error @ Error::Unavailable { .. }) => {
-                not_run("nvrtc", &error.to_string());
+                not_run("nvrtc", &error);
                 None
             }
             Err(error) => panic!("{error}"),
