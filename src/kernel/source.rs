@@ -43,8 +43,8 @@ pub const CUDA: Dialect = Dialect {
     backend: "cuda",
     vendor: embed!("kernels/vendor.h"),
     mma: embed!("kernels/mma.h"),
-    // The second prints registers and spills into the log; it does not change the code.
-    options: &["--std=c++17", "--ptxas-options=-v"],
+    // The last prints registers and spills into the log; it does not change the code.
+    options: &["--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v"],
 };
 
 const PARAMS: SourceFile = embed!("kernels/params.h");
