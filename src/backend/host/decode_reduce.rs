@@ -34,9 +34,9 @@ unsafe fn item(step: &Step, variant: &Variant, v: usize, first_row: usize, scrat
     let rank = p.kv_lora_rank as usize;
     let Some(extent) = step.extent(v) else { return };
     let (first_slot, count) = match step.pieces(v, extent) {
-        Pieces::Direct => return,
-        Pieces::Empty => (0, 0),
-        Pieces::Slots { first, count } => (first, count),
+        None | Some(Pieces::Direct) => return,
+        Some(Pieces::Empty) => (0, 0),
+        Some(Pieces::Slots { first, count }) => (first, count),
     };
     let (start, bytes) = scratch.get::<f32>();
     if bytes < rank * size_of::<f32>() {

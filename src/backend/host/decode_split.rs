@@ -132,7 +132,7 @@ impl Kernel<'_> {
         if step.kind() == ScheduleKind::Balanced {
             let [first_seq, first_tile, end_seq, end_tile, first_split] = step.part(item);
             let (mut tile, mut split) = (first_tile, first_split);
-            for v in first_seq..step.virtual_seqs.min(end_seq + usize::from(end_tile > 0)) {
+            for v in first_seq..step.virtual_seqs.min(end_seq.saturating_add(usize::from(end_tile > 0))) {
                 let end = if v == end_seq { end_tile } else { usize::MAX };
                 // SAFETY: as the caller.
                 unsafe { self.piece(v, split, tile, end, step.p.tile_tokens as usize, rows.clone(), buffers) };
@@ -160,14 +160,14 @@ impl Kernel<'_> {
         buffers: &mut Buffers,
     ) {
         let Some(extent) = self.step.extent(v) else { return };
-        let tokens = (begin * unit).min(extent)..end.saturating_mul(unit).min(extent);
+        let tokens = begin.saturating_mul(unit).min(extent)..end.saturating_mul(unit).min(extent);
         if tokens.is_empty() {
             return;
         }
         let to = match self.step.pieces(v, extent) {
-            Pieces::Empty => return,
-            Pieces::Direct => Destination::Output,
-            Pieces::Slots { first, .. } => Destination::Slot(first + split),
+            Some(Pieces::Direct) => Destination::Output,
+            Some(Pieces::Slots { first, count }) if split < count => Destination::Slot(first + split),
+            _ => return,
         };
         // A ragged last group has fewer rows.
         let rows = rows.start..rows.end.min(self.step.tokens(v).len() * self.step.p.num_heads as usize);
