@@ -1,6 +1,8 @@
 //! What the numeric suites share: a decode problem that runs on any backend and in float64.
 #![allow(dead_code)] // Each suite uses its part.
 
+pub(crate) mod step;
+
 use half::{bf16, f16};
 use latentwave::reference::{self, PagedStep};
 use latentwave::testing::{SplitMix64, Tolerance, check_close, poisoned};
@@ -9,7 +11,7 @@ use latentwave::{
 };
 
 /// Values as elements of a type, rounded to nearest even.
-pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
+pub(crate) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
     values
         .iter()
         .flat_map(|&x| match dtype {
@@ -23,22 +25,27 @@ pub fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
 }
 
 /// Bytes that are NaN in every element of a cache of this type.
-pub fn nan_byte(dtype: DType) -> u8 {
+pub(crate) fn nan_byte(dtype: DType) -> u8 {
     if dtype == DType::Fp8E4m3Fnuz { 0x80 } else { 0xFF }
 }
 
 /// A tensor of these bytes.
-pub fn tensor<B: Backend, const N: usize>(backend: &B, shape: [usize; N], dtype: DType, bytes: &[u8]) -> Tensor<B> {
+pub(crate) fn tensor<B: Backend, const N: usize>(
+    backend: &B,
+    shape: [usize; N],
+    dtype: DType,
+    bytes: &[u8],
+) -> Tensor<B> {
     Tensor::from_bytes(backend, shape, dtype, bytes).expect("a tensor of the right size")
 }
 
 /// A contiguous tensor's values as float64; an fp8 tensor's without their scale.
-pub fn values<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<f64> {
+pub(crate) fn values<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<f64> {
     reference::to_f64(tensor.dtype(), &bytes(backend, tensor), 1.0)
 }
 
 /// A contiguous tensor's bytes.
-pub fn bytes<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<u8> {
+pub(crate) fn bytes<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<u8> {
     match tensor.dtype() {
         DType::F32 => bytemuck::cast_slice(&tensor.to_vec::<f32>(backend).expect("a read")).to_vec(),
         DType::F16 => bytemuck::cast_slice(&tensor.to_vec::<f16>(backend).expect("a read")).to_vec(),
@@ -50,39 +57,45 @@ pub fn bytes<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<u8> {
 
 /// One decode step.
 #[derive(Clone)]
-pub struct Problem {
-    pub config: MlaConfig,
-    pub q_dtype: DType,
-    pub kv_dtype: DType,
-    pub query_len: usize,
-    pub causal: bool,
-    pub kv_scale: f32,
-    pub policy: SplitPolicy,
+pub(crate) struct Problem {
+    pub(crate) config: MlaConfig,
+    pub(crate) q_dtype: DType,
+    pub(crate) kv_dtype: DType,
+    pub(crate) query_len: usize,
+    pub(crate) causal: bool,
+    pub(crate) kv_scale: f32,
+    pub(crate) policy: SplitPolicy,
     /// `[batch, query_len, num_heads, head_dim]`.
-    pub q: Vec<f64>,
+    pub(crate) q: Vec<f64>,
     /// `[num_pages, page_size, row bytes]`.
-    pub cache: Vec<u8>,
+    pub(crate) cache: Vec<u8>,
     /// `[batch, table_width]`.
-    pub block_table: Vec<i32>,
-    pub seq_lens: Vec<i32>,
+    pub(crate) block_table: Vec<i32>,
+    pub(crate) seq_lens: Vec<i32>,
     /// What the plan is made for; 0 for the longest sequence.
-    pub max_seq_len: usize,
+    pub(crate) max_seq_len: usize,
 }
 
 /// What a step wrote.
 #[derive(Clone, PartialEq)]
-pub struct Outcome {
-    pub out: Vec<f64>,
-    pub lse: Vec<f64>,
+pub(crate) struct Outcome {
+    pub(crate) out: Vec<f64>,
+    pub(crate) lse: Vec<f64>,
     /// The bits of both, for exact comparison.
-    pub bits: Vec<u8>,
+    pub(crate) bits: Vec<u8>,
     /// LSE of each slot's rows, where the plan has slots.
-    pub partial_lse: Vec<f64>,
+    pub(crate) partial_lse: Vec<f64>,
 }
 
 impl Problem {
     /// Random queries and pages; each sequence has pages of its own in random order, unused table entries are -1.
-    pub fn random(seed: u64, config: MlaConfig, dtypes: (DType, DType), query_len: usize, seq_lens: &[i32]) -> Self {
+    pub(crate) fn random(
+        seed: u64,
+        config: MlaConfig,
+        dtypes: (DType, DType),
+        query_len: usize,
+        seq_lens: &[i32],
+    ) -> Self {
         let page_size = config.page_size;
         let pages_of = |len: i32| (len.max(0) as usize).div_ceil(page_size);
         let table_width = seq_lens.iter().map(|&len| pages_of(len)).max().unwrap_or(0).max(1) + 1;
@@ -114,29 +127,29 @@ impl Problem {
         }
     }
 
-    pub fn batch(&self) -> usize {
+    pub(crate) fn batch(&self) -> usize {
         self.seq_lens.len()
     }
 
-    pub fn table_width(&self) -> usize {
+    pub(crate) fn table_width(&self) -> usize {
         self.block_table.len() / self.batch().max(1)
     }
 
-    pub fn row_bytes(&self) -> usize {
+    pub(crate) fn row_bytes(&self) -> usize {
         if self.kv_dtype == DType::U8 { 656 } else { self.config.head_dim() * self.kv_dtype.size() }
     }
 
-    pub fn num_pages(&self) -> usize {
+    pub(crate) fn num_pages(&self) -> usize {
         self.cache.len() / (self.config.page_size * self.row_bytes())
     }
 
-    pub fn longest(&self) -> usize {
+    pub(crate) fn longest(&self) -> usize {
         let longest = self.seq_lens.iter().copied().max().unwrap_or(0).max(0) as usize;
         self.max_seq_len.max(longest).max(1)
     }
 
     /// Sets every cache slot that no sequence addresses to NaN.
-    pub fn poison_unused_slots(&mut self) {
+    pub(crate) fn poison_unused_slots(&mut self) {
         let page_size = self.config.page_size;
         let mut used = vec![false; self.num_pages() * page_size];
         for (table, &len) in self.block_table.chunks(self.table_width()).zip(&self.seq_lens) {
@@ -153,7 +166,7 @@ impl Problem {
     }
 
     /// The cache as the kernels take it.
-    pub fn kv_cache<B: Backend>(&self, backend: &B) -> Result<KvCache<B>> {
+    pub(crate) fn kv_cache<B: Backend>(&self, backend: &B) -> Result<KvCache<B>> {
         let elements = self.row_bytes() / self.kv_dtype.size();
         let shape = [self.num_pages(), self.config.page_size, elements];
         let cache = Tensor::from_bytes(backend, shape, self.kv_dtype, &self.cache)?;
@@ -161,7 +174,12 @@ impl Problem {
     }
 
     /// Runs the step. Outputs and scratch are poisoned first.
-    pub fn run<B: Backend>(&self, backend: &B) -> Result<Outcome> {
+    pub(crate) fn run<B: Backend>(&self, backend: &B) -> Result<Outcome> {
+        self.run_with_lens(backend, &self.seq_lens)
+    }
+
+    /// As [`Problem::run`], planned for the problem's own lengths but with these on the device.
+    pub(crate) fn run_with_lens<B: Backend>(&self, backend: &B, seq_lens: &[i32]) -> Result<Outcome> {
         let decode = MlaDecode::new(backend, self.config, self.q_dtype, self.kv_dtype)?;
         let plan = decode.plan(self.batch(), self.query_len, self.longest(), self.policy)?;
         let (batch, heads, rank) = (self.batch(), self.config.num_heads, self.config.kv_lora_rank);
@@ -169,7 +187,7 @@ impl Problem {
         let q = tensor(backend, shape, self.q_dtype, &encode(self.q_dtype, &self.q));
         let kv_cache = self.kv_cache(backend)?;
         let block_table = Tensor::from_slice(backend, [batch, self.table_width()], &self.block_table)?;
-        let seq_lens = Tensor::from_slice(backend, [batch], &self.seq_lens)?;
+        let seq_lens = Tensor::from_slice(backend, [batch], seq_lens)?;
         let mut out = poisoned(backend, [batch, self.query_len, heads, rank], self.q_dtype)?;
         let mut lse = poisoned(backend, [batch, self.query_len, heads], DType::F32)?;
         let mut workspace = Workspace::new(backend);
@@ -199,7 +217,7 @@ impl Problem {
     }
 
     /// The step in float64 over the rounded inputs: outputs and LSE.
-    pub fn reference(&self) -> (Vec<f64>, Vec<f64>) {
+    pub(crate) fn reference(&self) -> (Vec<f64>, Vec<f64>) {
         let kv = match self.kv_dtype {
             DType::U8 => self.cache.chunks(656).flat_map(reference::ds_mla_to_f64).collect(),
             dtype => reference::to_f64(dtype, &self.cache, f64::from(self.kv_scale)),
@@ -224,7 +242,7 @@ impl Problem {
 
     /// Runs the step and compares it with float64.
     #[track_caller]
-    pub fn check<B: Backend>(&self, backend: &B, what: &str) -> Outcome {
+    pub(crate) fn check<B: Backend>(&self, backend: &B, what: &str) -> Outcome {
         let outcome = self.run(backend).unwrap_or_else(|error| panic!("{what}: {error}"));
         let (out, lse) = self.reference();
         let tolerance = tolerance(self.q_dtype);
@@ -235,7 +253,7 @@ impl Problem {
 }
 
 /// Reserves a workspace for a plan, poisons it, and gives tensors over the partial outputs and the partial LSE.
-pub fn scratch<B: Backend>(
+pub(crate) fn scratch<B: Backend>(
     backend: &B,
     plan: &latentwave::DecodePlan,
     workspace: &mut Workspace<B>,
@@ -254,12 +272,12 @@ pub fn scratch<B: Backend>(
 }
 
 /// What an output of this type may differ by.
-pub fn tolerance(dtype: DType) -> Tolerance {
+pub(crate) fn tolerance(dtype: DType) -> Tolerance {
     if dtype == DType::F32 { Tolerance { abs: 2e-5, rel: 2e-5, frobenius: 1e-5 } } else { Tolerance::HALF }
 }
 
 /// What an LSE may differ by when queries have this type.
-pub fn lse_tolerance(dtype: DType) -> Tolerance {
+pub(crate) fn lse_tolerance(dtype: DType) -> Tolerance {
     if dtype == DType::F32 {
         Tolerance { abs: 2e-5, rel: 1e-6, frobenius: f64::INFINITY }
     } else {

@@ -9,7 +9,7 @@ use super::index::Case;
 
 const PAGE_SIZE: usize = 4;
 
-pub fn check<B: Backend>(backend: &B, dtype: DType, case: &Case) -> Result<bool, String> {
+pub(crate) fn check<B: Backend>(backend: &B, dtype: DType, case: &Case) -> Result<bool, String> {
     let (heads, width, rank) = (case.size("H")?, case.size("Lk")?, case.size("Lv")?);
     let (ranks, interleave) = (case.size("ranks")?, case.size("interleave")?);
     let seq_lens = case.ints("seq_lens")?;

@@ -11,44 +11,44 @@ use serde_json::Value;
 use super::{Tally, dcp, paged};
 
 /// One case: its description and its arrays.
-pub struct Case<'a> {
+pub(crate) struct Case<'a> {
     json: &'a Value,
     file: std::path::PathBuf,
 }
 
 impl Case<'_> {
-    pub fn field(&self, key: &str) -> Result<&Value, String> {
+    pub(crate) fn field(&self, key: &str) -> Result<&Value, String> {
         self.json.get(key).ok_or_else(|| format!("no field `{key}`"))
     }
 
-    pub fn get(&self, key: &str) -> Option<&Value> {
+    pub(crate) fn get(&self, key: &str) -> Option<&Value> {
         self.json.get(key)
     }
 
-    pub fn number(&self, key: &str) -> Result<f64, String> {
+    pub(crate) fn number(&self, key: &str) -> Result<f64, String> {
         self.field(key)?.as_f64().ok_or_else(|| format!("`{key}` is no number"))
     }
 
-    pub fn size(&self, key: &str) -> Result<usize, String> {
+    pub(crate) fn size(&self, key: &str) -> Result<usize, String> {
         self.field(key)?.as_u64().map(|x| x as usize).ok_or_else(|| format!("`{key}` is no size"))
     }
 
-    pub fn ints(&self, key: &str) -> Result<Vec<i32>, String> {
+    pub(crate) fn ints(&self, key: &str) -> Result<Vec<i32>, String> {
         ints(self.field(key)?).ok_or_else(|| format!("`{key}` is no list of integers"))
     }
 
-    pub fn text(&self, key: &str) -> Result<&str, String> {
+    pub(crate) fn text(&self, key: &str) -> Result<&str, String> {
         self.field(key)?.as_str().ok_or_else(|| format!("`{key}` is no text"))
     }
 
     /// The generator of queries (0), cache (1) or fp8 cache (2).
-    pub fn numbers(&self, stream: u64) -> Result<SplitMix64, String> {
+    pub(crate) fn numbers(&self, stream: u64) -> Result<SplitMix64, String> {
         let seed = self.field("seed")?.as_u64().ok_or("`seed` is no integer")?;
         Ok(SplitMix64::new(4 * seed + stream))
     }
 
     /// An array of the case's `.npz` file, row-major.
-    pub fn array(&self, name: &str) -> Result<Vec<f64>, String> {
+    pub(crate) fn array(&self, name: &str) -> Result<Vec<f64>, String> {
         let why = |error: std::io::Error| format!("{}: {name}: {error}", self.file.display());
         let mut archive = npyz::npz::NpzArchive::open(&self.file).map_err(why)?;
         let array = archive.by_name(name).map_err(why)?.ok_or_else(|| format!("{name} is not in the file"))?;
@@ -67,7 +67,7 @@ impl Case<'_> {
     }
 
     /// The tolerance that these cases are to be met with in float32.
-    pub fn tolerance(&self, dtype: DType) -> Tolerance {
+    pub(crate) fn tolerance(&self, dtype: DType) -> Tolerance {
         if dtype != DType::F32 {
             return Tolerance { frobenius: f64::INFINITY, ..Tolerance::HALF };
         }
@@ -82,14 +82,21 @@ impl Case<'_> {
 }
 
 /// A nested list of integers, flattened.
-pub fn ints(value: &Value) -> Option<Vec<i32>> {
+pub(crate) fn ints(value: &Value) -> Option<Vec<i32>> {
     match value {
         Value::Array(items) => items.iter().map(ints).collect::<Option<Vec<_>>>().map(|lists| lists.concat()),
         other => other.as_i64().and_then(|x| i32::try_from(x).ok()).map(|x| vec![x]),
     }
 }
 
-pub fn run<B: GraphBackend>(backend: &B, dtype: DType, json: &Value, arrays: &Path, stem: &str, tally: &mut Tally) {
+pub(crate) fn run<B: GraphBackend>(
+    backend: &B,
+    dtype: DType,
+    json: &Value,
+    arrays: &Path,
+    stem: &str,
+    tally: &mut Tally,
+) {
     let Some(cases) = json.get("cases").and_then(Value::as_array) else {
         tally.failures.push(format!("{stem}: no list `cases`"));
         return;

@@ -10,7 +10,7 @@ use super::index::Case;
 /// Runs a case under several ways to split it, with and without NaN in the slots that no sequence addresses.
 ///
 /// False if the case's queries are not exact in `dtype`, so that its numbers are not this run's.
-pub fn check<B: Backend>(backend: &B, dtype: DType, case: &Case) -> Result<bool, String> {
+pub(crate) fn check<B: Backend>(backend: &B, dtype: DType, case: &Case) -> Result<bool, String> {
     let mut problem = problem(dtype, case)?;
     check_stored_inputs(case)?;
     if latentwave::reference::to_f64(dtype, &encode(dtype, &problem.q), 1.0) != problem.q {

@@ -43,7 +43,7 @@ fn floats(value: &Value) -> Option<Vec<f64>> {
     }
 }
 
-pub fn run<B: Backend>(backend: &B, dtype: DType, json: &Value, stem: &str, tally: &mut Tally) {
+pub(crate) fn run<B: Backend>(backend: &B, dtype: DType, json: &Value, stem: &str, tally: &mut Tally) {
     let name = stem.split('.').next().unwrap_or(stem);
     if name == "fp8_decode_tables" {
         return fp8_tables(backend, json, stem, tally);
