@@ -2,6 +2,7 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
+pub mod batch;
 pub mod config;
 pub mod error;
 pub mod fp8;
@@ -10,6 +11,7 @@ pub mod kernel;
 pub mod ops;
 pub mod plan;
 pub mod reference;
+pub mod session;
 pub mod stream;
 pub mod tensor;
 pub mod testing;
@@ -22,6 +24,12 @@ pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
 pub use ops::{DecodeArgs, KvCache, MlaDecode};
 pub use plan::{DecodePlan, SplitPolicy};
+pub use session::DecodeSession;
 pub use stream::{Graph, Stream};
 pub use tensor::{DType, Element, Tensor};
 pub use workspace::Workspace;
+
+// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -65,7 +65,7 @@ pub(super) fn int(arg: &'static str, value: usize) -> Result<i32> {
 /// A scale of cached values: finite, positive, and 1 where the cache is not quantised.
 ///
 /// vLLM-like code that applies a scale to a 16-bit cache makes every score wrong by that factor (sglang issue 18396).
-pub(super) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
+pub(crate) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(Error::argument("kv_scale", format!("{scale}: a positive finite number is needed")));
     }

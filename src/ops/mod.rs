@@ -7,5 +7,6 @@ mod merge;
 
 pub use cache::{CacheWrite, KvCache, gather_cache, write_cache};
 pub use check::check_batch;
+pub(crate) use check::kv_scale as check_kv_scale;
 pub use decode::{DecodeArgs, MlaDecode, Plan};
 pub use merge::{DcpCombine, MergeStates, dcp_combine, merge_states};
