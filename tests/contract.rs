@@ -58,3 +58,7 @@ macro_rules! backend_contract {
 
 backend_contract!(host, latentwave::Result::Ok(latentwave::Host::new()), [DType::F32, DType::BF16, DType::F16]);
 backend_contract!(host_of_one_thread, latentwave::Result::Ok(latentwave::Host::with_threads(1)), [DType::F32]);
+#[cfg(feature = "cuda")]
+backend_contract!(cuda, latentwave::Cuda::new(0), [DType::BF16, DType::F16]);
+#[cfg(feature = "rocm")]
+backend_contract!(rocm, latentwave::Rocm::new(0), [DType::BF16, DType::F16]);

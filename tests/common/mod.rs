@@ -190,7 +190,7 @@ impl Problem {
         let seq_lens = Tensor::from_slice(backend, [batch], seq_lens)?;
         let mut out = poisoned(backend, [batch, self.query_len, heads, rank], self.q_dtype)?;
         let mut lse = poisoned(backend, [batch, self.query_len, heads], DType::F32)?;
-        let mut workspace = Workspace::new(backend);
+        let mut workspace = Workspace::new(backend, 1)?;
         let [_, partial_lse] = scratch(backend, &plan.decode, &mut workspace)?;
 
         let stream = Stream::new(backend)?;
@@ -259,7 +259,7 @@ pub(crate) fn scratch<B: Backend>(
     workspace: &mut Workspace<B>,
 ) -> Result<[Tensor<B>; 2]> {
     let views = plan.workspace_views();
-    let addresses = workspace.views(0, views)?;
+    let addresses = workspace.views(0, &views)?;
     let [_, partial_out, partial_lse] = std::array::from_fn(|i| {
         let shape = [views[i] / 4];
         // SAFETY: the view has this size, and the workspace outlives the test's use of the tensor.

@@ -260,7 +260,7 @@ pub(crate) fn views_with_strides<B: Backend>(backend: &B, dtype: DType) {
             kv_scale: 1.0,
             causal: true,
         };
-        decode.run(&stream, &plan, &mut Workspace::new(backend), args).unwrap();
+        decode.run(&stream, &plan, &mut Workspace::new(backend, 1).unwrap(), args).unwrap();
         stream.synchronize().unwrap();
         let (mut got, whole) = (Vec::new(), bytes(backend, &whole));
         for rows in whole.chunks((heads + 2) * rank * size) {

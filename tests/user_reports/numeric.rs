@@ -93,7 +93,7 @@ fn rows_that_are_no_multiple_of_requests_are_refused<B: Backend>(backend: &B, dt
             kv_scale: 1.0,
             causal: true,
         };
-        let refused = decode.run(&stream, &plan, &mut Workspace::new(backend), args);
+        let refused = decode.run(&stream, &plan, &mut Workspace::new(backend, 1).unwrap(), args);
         assert!(matches!(refused, Err(Error::Shape { arg: "q", .. })), "{rows} rows: {refused:?}");
     }
     // And 4 rows per request, each with an extent of its own, against float64.
@@ -204,7 +204,7 @@ fn offsets_past_two_to_the_31<B: Backend>(backend: &B, dtype: DType) {
         kv_scale: 1.0,
         causal: false,
     };
-    decode.run(&stream, &plan, &mut Workspace::new(backend), args).unwrap();
+    decode.run(&stream, &plan, &mut Workspace::new(backend, 1).unwrap(), args).unwrap();
     stream.synchronize().unwrap();
     assert!([bytes(backend, &out), bytes(backend, &lse)].concat() == want.bits);
 

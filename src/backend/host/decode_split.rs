@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::convert;
 use super::memory::element;
-use super::pool::{Pool, Scratch};
+use super::pool::Pool;
 use super::simd::{AccumulateArgs, Logits, PAD, RowState, ScoreArgs, Simd};
 use super::step::{Pieces, Step};
 use crate::error::Result;
@@ -58,21 +58,14 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn new(scratch: &'a Scratch, sizes: &Sizes) -> Option<Self> {
-        let (start, bytes) = scratch.get::<f32>();
+    fn new(scratch: &'a mut [f32], sizes: &Sizes) -> Option<Self> {
         let [q, kv, scores, out, rescale, states] = sizes.lens();
-        if (q + kv + scores + out + rescale + states) * size_of::<f32>() > bytes {
-            return None;
-        }
-        // SAFETY: the scratch was just measured, it is this thread's own, and it was written when it was allocated.
-        let all = unsafe { std::slice::from_raw_parts_mut(start, q + kv + scores + out + rescale + states) };
-        let (q, all) = all.split_at_mut(q);
-        let (kv, all) = all.split_at_mut(kv);
-        let (scores, all) = all.split_at_mut(scores);
-        let (out, all) = all.split_at_mut(out);
-        let (rescale, states) = all.split_at_mut(rescale);
-        // SAFETY: a state is two float32.
-        let states = unsafe { std::slice::from_raw_parts_mut(states.as_mut_ptr().cast(), states.len() / 2) };
+        let (q, rest) = scratch.split_at_mut_checked(q)?;
+        let (kv, rest) = rest.split_at_mut_checked(kv)?;
+        let (scores, rest) = rest.split_at_mut_checked(scores)?;
+        let (out, rest) = rest.split_at_mut_checked(out)?;
+        let (rescale, rest) = rest.split_at_mut_checked(rescale)?;
+        let states = bytemuck::cast_slice_mut(rest.get_mut(..states)?);
         Some(Self { q, kv, scores, out, rescale, states })
     }
 }
