@@ -52,7 +52,8 @@ pub(super) struct Logits {
 }
 
 /// Running maximum of a row's logits and sum of `exp(logit - max)`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(super) struct RowState {
     pub max: f32,
     pub sum: f32,
