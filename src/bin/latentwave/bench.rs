@@ -139,7 +139,8 @@ impl Job for Bench<'_> {
 }
 
 fn table(measurements: &[Measurement]) -> String {
-    let heading = ["point", "us", "least", "GB/s", "TFLOP/s", "issue us", "splits", "error"].map(str::to_owned).to_vec();
+    let heading =
+        ["point", "us", "least", "GB/s", "TFLOP/s", "issue us", "splits", "error"].map(str::to_owned).to_vec();
     let rows: Vec<Vec<String>> = std::iter::once(heading)
         .chain(measurements.iter().map(|m| {
             vec![

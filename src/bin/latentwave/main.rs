@@ -35,7 +35,7 @@ const EXIT_STATUS: &str = "Exit status:\n  \
 
 /// Decode attention for MLA models on NVIDIA and AMD GPUs and on the host, with full device graphs.
 #[derive(Debug, Parser)]
-#[command(version, about, after_help = EXIT_STATUS)]
+#[command(version, about, after_help = EXIT_STATUS, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

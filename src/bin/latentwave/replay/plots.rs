@@ -100,7 +100,7 @@ fn tick(number: f64) -> String {
     match number.abs() {
         x if x >= 1e6 => format!("{}M", (number / 1e4).round() / 100.0),
         x if x >= 1e3 => format!("{}k", (number / 1e2).round() / 10.0),
-        x if x == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         x if x >= 10.0 => format!("{number:.0}"),
         _ => format!("{}", (number * 100.0).round() / 100.0),
     }
@@ -154,7 +154,9 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
     let beyond = times.iter().filter(|&&time| time > end).count();
     let note = match beyond {
         0 => "steps by their duration".to_owned(),
-        _ => format!("steps by their duration; {beyond} longer, up to {}", text::seconds(*times.last().unwrap_or(&0.0))),
+        _ => {
+            format!("steps by their duration; {beyond} longer, up to {}", text::seconds(*times.last().unwrap_or(&0.0)))
+        }
     };
     let body = titled(area, "Step time", &note)?;
 
@@ -183,7 +185,8 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
         .draw()?;
     let width = end * scale / BARS as f64;
     chart.draw_series(bars.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, &count)| {
-        let mut bar = Rectangle::new([(i as f64 * width, 0.0), ((i + 1) as f64 * width, count as f64)], BLUE.mix(0.55).filled());
+        let mut bar =
+            Rectangle::new([(i as f64 * width, 0.0), ((i + 1) as f64 * width, count as f64)], BLUE.mix(0.55).filled());
         bar.set_margin(0, 0, 0, 1);
         bar
     }))?;
@@ -222,7 +225,7 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
     let note = format!("query rows by graph size; {} of all are padding", text::percent(measured.padding_share()));
     let body = titled(area, "Padding", &note)?;
     key(area, &[("asked for", BLUE), ("padding", PALE)])?;
-    let most = axis(sizes.iter().map(|(_, rows, padding)| rows + padding).max().unwrap_or(0) as f64);
+    let most = axis(sizes.iter().map(|(_, rows, padding)| rows + padding).max().unwrap_or(0) as f64 * 1.04);
     let mut chart = ChartBuilder::on(&body)
         .set_label_area_size(LabelAreaPosition::Left, 52)
         .set_label_area_size(LabelAreaPosition::Bottom, 28)
@@ -245,6 +248,12 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
             Rectangle::new([(left, 0.0), (right, rows)], BLUE.mix(0.55).filled()),
             Rectangle::new([(left, rows), (right, all)], PALE.filled()),
         ])?;
+        // The share too, since a small bar shows nothing.
+        if all > rows && sizes.len() <= 10 {
+            let style = font(14, &ORANGE).pos(Pos::new(HPos::Center, VPos::Bottom));
+            let share = text::percent((all - rows) / all);
+            chart.draw_series([Text::new(share, (i as f64 + 0.5, all + most * 0.01), style)])?;
+        }
     }
     // Names under the bars: all that fit.
     let every = sizes.len().div_ceil(14).max(1);
