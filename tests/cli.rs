@@ -300,12 +300,14 @@ fn info_shows_devices_and_presets() {
 
 #[test]
 fn bench_measures_and_checks() {
-    let json = Scratch::new(".json");
+    let (json, plot) = (Scratch::new(".json"), Scratch::new(".svg"));
     let points = "B2 S40 H3 q1, var B3 ~50 H2 q2, skew B1 1x70 H2";
-    let args =
-        ["bench", "--points", points, "--model", "minicpm3", "--time", "0.02", "--pool", "1", "--json", json.path()];
-    run(&args).shows(0, &["B2 S40 H3 q1", "var B3 ~50 H2 q2", "skew B1 1x70 H2 q1"]);
+    let args = ["bench", "--points", points, "--model", "minicpm3", "--time", "0.02", "--pool", "1"];
+    run(&[&args[..], &["--json", json.path(), "--plot", plot.path()]].concat())
+        .shows(0, &["B2 S40 H3 q1", "var B3 ~50 H2 q2", "skew B1 1x70 H2 q1"]);
+    assert!(plot.read().starts_with("<svg"));
     let value: Value = serde_json::from_str(&json.read()).unwrap();
+    assert!(value["ceilings"]["read"].as_f64() > Some(0.0));
     for point in value["points"].as_array().unwrap() {
         assert!(point["us"].as_f64() > Some(0.0) && point["error"].as_f64() < Some(2e-2), "{point}");
     }

@@ -4,6 +4,7 @@ mod alloc;
 mod args;
 mod bench;
 mod device;
+mod draw;
 mod files;
 mod info;
 mod interrupt;
