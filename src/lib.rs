@@ -18,6 +18,9 @@ pub mod tensor;
 pub mod testing;
 pub mod workspace;
 
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use backend::cuda::Cuda;
 pub use backend::host::Host;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
