@@ -1,7 +1,9 @@
 //! `latentwave bench`: how long decode attention takes at named points.
 
+mod ceilings;
 mod measure;
 mod point;
+mod roofline;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use serde::Serialize;
 use crate::args::{self, ModelArgs, TypeArgs};
 use crate::device::{self, DeviceArgs, Job};
 use crate::{Outcome, files, interrupt, rows, text};
+use ceilings::Ceilings;
 use measure::{Measurement, Method};
 use point::Point;
 
@@ -41,6 +44,9 @@ pub(crate) struct Args {
     /// Write every number as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a roofline plot as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -60,6 +66,7 @@ struct File<'a> {
     kv_dtype: String,
     page_size: usize,
     seed: u64,
+    ceilings: Ceilings,
     points: &'a [Measurement],
 }
 
@@ -101,6 +108,7 @@ impl Job for Bench<'_> {
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
         interrupt::catch();
+        let ceilings = ceilings::measure(backend);
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
@@ -114,7 +122,7 @@ impl Job for Bench<'_> {
         }
         bar.finish_and_clear();
 
-        println!("{}", table(&measurements));
+        println!("{}", table(&ceilings, &measurements));
         if let Some(path) = &args.json {
             let file = File {
                 backend: info.backend,
@@ -125,9 +133,16 @@ impl Job for Bench<'_> {
                 kv_dtype: method.kv_dtype.to_string(),
                 page_size: mla.page_size,
                 seed: args.seed,
+                ceilings,
                 points: &measurements,
             };
             files::write_json(path, &file)?;
+        }
+        if let Some(path) = &args.plot {
+            let title = format!("{} ({})", info.name, info.arch);
+            let svg = roofline::draw(&title, &ceilings, &measurements)
+                .map_err(|error| Error::argument("plot", error.to_string()))?;
+            files::write(path, &svg)?;
         }
         let tolerance = rows::tolerance(method.q_dtype);
         if let Some(miss) = measurements.iter().find(|measurement| measurement.error > tolerance) {
@@ -138,21 +153,28 @@ impl Job for Bench<'_> {
     }
 }
 
-fn table(measurements: &[Measurement]) -> String {
-    let heading = ["point", "us", "least", "GB/s", "TFLOP/s", "issue us", "splits", "error"].map(str::to_owned).to_vec();
-    let rows: Vec<Vec<String>> = std::iter::once(heading)
+fn table(ceilings: &Ceilings, measurements: &[Measurement]) -> String {
+    let share = |value: f64, most: Option<f64>| most.map_or_else(|| "-".to_owned(), |most| text::percent(value / most));
+    let heading = ["point", "us", "least", "GB/s", "of read", "TFLOP/s", "of matmul", "issue us", "splits", "error"];
+    let rows: Vec<Vec<String>> = std::iter::once(heading.map(str::to_owned).to_vec())
         .chain(measurements.iter().map(|m| {
             vec![
                 m.point.clone(),
                 text::quantity(m.us),
                 text::quantity(m.us_min),
                 text::quantity(m.gb_per_second()),
+                share(m.gb_per_second(), ceilings.read),
                 format!("{:.3}", m.tflops()),
+                share(m.tflops(), ceilings.matmul),
                 text::quantity(m.issue_us),
                 m.num_kv_splits.to_string(),
                 format!("{:.1e}", m.error),
             ]
         }))
         .collect();
-    text::table(&rows, 1)
+    let ceiling = |value: Option<f64>, unit: &str| value.map(|value| format!("{} {unit}", text::quantity(value)));
+    let known = [ceiling(ceilings.read, "GB/s of reading"), ceiling(ceilings.matmul, "TFLOP/s of matrix products")];
+    let known: Vec<String> = known.into_iter().flatten().collect();
+    let note = if known.is_empty() { String::new() } else { format!("\nceilings, same run: {}\n", known.join(", ")) };
+    format!("{}{note}", text::table(&rows, 1))
 }

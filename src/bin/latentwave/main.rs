@@ -4,6 +4,7 @@ mod alloc;
 mod args;
 mod bench;
 mod device;
+mod draw;
 mod files;
 mod info;
 mod interrupt;
@@ -35,7 +36,7 @@ const EXIT_STATUS: &str = "Exit status:\n  \
 
 /// Decode attention for MLA models on NVIDIA and AMD GPUs and on the host, with full device graphs.
 #[derive(Debug, Parser)]
-#[command(version, about, after_help = EXIT_STATUS)]
+#[command(version, about, after_help = EXIT_STATUS, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use latentwave::{
-    DType, DecodeArgs, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace, reference,
+    DType, DecodeArgs, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace,
+    reference,
 };
 use serde::Serialize;
 
@@ -80,7 +81,12 @@ struct Inputs<B: GraphBackend> {
 ///
 /// # Errors
 /// [`OutOfMemory`](latentwave::Error::OutOfMemory) where the point does not fit the device, and what capture and launch return.
-pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Measurement> {
+pub(crate) fn measure<B: GraphBackend>(
+    backend: &B,
+    mla: &MlaConfig,
+    point: &Point,
+    method: &Method,
+) -> Result<Measurement> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
     let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?;
     let inputs = Inputs::new(backend, &mla, point, method)?;
@@ -186,7 +192,12 @@ impl<B: GraphBackend> Inputs<B> {
         let q_rows = Rows::random(method.q_dtype, rows, mla.num_heads * mla.head_dim(), &mut rng);
         Ok(Self {
             caches: caches.collect::<Result<_>>()?,
-            q: Tensor::from_bytes(backend, [rows, mla.num_heads, mla.head_dim()], method.q_dtype, q_rows.bytes(0..rows))?,
+            q: Tensor::from_bytes(
+                backend,
+                [rows, mla.num_heads, mla.head_dim()],
+                method.q_dtype,
+                q_rows.bytes(0..rows),
+            )?,
             q_rows,
             kv_rows,
             table: Tensor::from_slice(backend, [point.batch, width], &table)?,
@@ -198,7 +209,7 @@ impl<B: GraphBackend> Inputs<B> {
 
     /// Largest error of some rows of the output.
     fn error(&self, backend: &B, mla: &MlaConfig, point: &Point, out: &Tensor<B>, method: &Method) -> Result<f64> {
-        let mut rng = Rng::new(method.seed ^ 0xc4ec_4ed);
+        let mut rng = Rng::new(method.seed ^ 0x0c4e_c4ed);
         let mut worst = 0.0_f64;
         let width = mla.head_dim();
         for _ in 0..CHECKED_ROWS {
