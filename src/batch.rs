@@ -30,8 +30,8 @@ impl ReorderThreshold {
         }
         let drafts = self.draft_tokens.filter(|_| self.spec_as_decode);
         self.class_threshold.map(|threshold| match drafts {
-            Some(drafts) if self.parallel_drafting => threshold.max(1 + 2 * drafts),
-            Some(drafts) => threshold.max(1 + drafts),
+            Some(drafts) if self.parallel_drafting => threshold.max(drafts.saturating_mul(2).saturating_add(1)),
+            Some(drafts) => threshold.max(drafts.saturating_add(1)),
             None => threshold,
         })
     }
@@ -167,25 +167,25 @@ pub fn flatten_rows(seq_lens: &[usize], num_rows: usize, causal: bool, dcp_size:
 /// One rank's share of a cache that is sharded over `size` ranks in turns of `interleave` tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DcpShard {
-    /// This rank, below `size`.
-    pub rank: usize,
-    /// Ranks.
-    pub size: usize,
-    /// Consecutive tokens that one rank holds before the next one's turn.
-    pub interleave: usize,
+    rank: usize,
+    size: usize,
+    interleave: usize,
 }
 
 impl DcpShard {
-    /// Checks the numbers.
+    /// The share of `rank`, counted from 0, among `size` ranks; each holds `interleave` consecutive tokens per turn.
     ///
     /// # Errors
-    /// [`Error::Argument`] for no ranks, no interleave, or a rank that is not there.
+    /// [`Error::Argument`] for no ranks, no interleave, a rank that is not there, or a turn of all ranks that overflows.
     pub fn new(rank: usize, size: usize, interleave: usize) -> Result<Self> {
         if interleave == 0 {
             return Err(Error::argument("interleave", "0 tokens; at least 1"));
         }
         if rank >= size {
             return Err(Error::argument("rank", format!("rank {rank} of {size}; ranks count from 0")));
+        }
+        if size.checked_mul(interleave).is_none() {
+            return Err(Error::argument("interleave", format!("{interleave} tokens on each of {size} ranks overflow")));
         }
         Ok(Self { rank, size, interleave })
     }

@@ -8,6 +8,7 @@ pub mod error;
 pub mod fp8;
 pub mod graph;
 pub mod kernel;
+pub mod model;
 pub mod ops;
 pub mod plan;
 pub mod reference;
@@ -17,11 +18,15 @@ pub mod tensor;
 pub mod testing;
 pub mod workspace;
 
+#[cfg(feature = "cuda")]
+#[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
+pub use backend::cuda::Cuda;
 pub use backend::host::Host;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
+pub use model::ModelConfig;
 pub use ops::{DecodeArgs, KvCache, MlaDecode};
 pub use plan::{DecodePlan, SplitPolicy};
 pub use session::DecodeSession;

@@ -73,8 +73,8 @@ impl ScratchReservation {
     /// Source: vLLM, `_reserve_attn_logits_workspace`.
     pub fn shape(&self) -> [usize; 4] {
         scratch_shape(
-            self.max_num_seqs * self.decode_threshold,
-            self.num_heads * self.dcp_size,
+            self.max_num_seqs.saturating_mul(self.decode_threshold),
+            self.num_heads.saturating_mul(self.dcp_size),
             num_kv_splits(self.max_seq_len, self.num_compute_units),
             self.kv_lora_rank,
         )

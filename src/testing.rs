@@ -1,5 +1,6 @@
 //! What test suites of backends need: reproducible inputs, poisoned memory, tolerances, and devices that may be absent.
 
+use std::fmt::Display;
 use std::io::Write;
 
 use crate::backend::Backend;
@@ -179,26 +180,28 @@ pub fn check_close(what: &str, got: &[f64], want: &[f64], tolerance: &Tolerance)
     ))
 }
 
-/// A device for a suite, or `None` after saying `SUITE on BACKEND: not run: REASON` on standard error.
-///
-/// The environment variable `LATENTWAVE_REQUIRE`, a list of backends separated by commas, turns absence into failure.
+/// A device for a suite, or `None` after saying that it was [`not_run`].
 ///
 /// # Panics
 /// If the device is absent and its backend is required.
 pub fn device_or_report<B: Backend>(suite: &str, device: Result<B>) -> Option<B> {
-    match device {
-        Ok(device) => Some(device),
-        Err(reason) => {
-            let required = std::env::var("LATENTWAVE_REQUIRE").unwrap_or_default();
-            assert!(
-                !required.split(',').any(|name| name.trim() == B::NAME),
-                "{suite} on {}: required by LATENTWAVE_REQUIRE, but absent: {reason}",
-                B::NAME
-            );
-            report(&format!("{suite} on {}: not run: {reason}", B::NAME));
-            None
-        }
-    }
+    device.map_err(|reason| not_run(suite, B::NAME, &reason)).ok()
+}
+
+/// Says `SUITE on NAME: not run: REASON` on standard error.
+///
+/// The environment variable `LATENTWAVE_REQUIRE`, a list of names (`cuda`, `rocm`, `nvrtc`) separated by commas, turns absence
+/// into failure.
+///
+/// # Panics
+/// If `name` is required.
+pub fn not_run(suite: &str, name: &str, reason: &dyn Display) {
+    let required = std::env::var("LATENTWAVE_REQUIRE").unwrap_or_default();
+    assert!(
+        !required.split(',').any(|required| required.trim() == name),
+        "{suite} on {name}: required by LATENTWAVE_REQUIRE, but absent: {reason}"
+    );
+    report(&format!("{suite} on {name}: not run: {reason}"));
 }
 
 /// Writes a line to standard error past the capture of the test harness, so that it shows for passing tests too.

@@ -105,7 +105,7 @@ impl BuilderSpec {
 
     /// Query length of a uniform decode batch: one token, and the draft tokens.
     pub fn query_len(&self) -> usize {
-        1 + self.draft_tokens.unwrap_or(0)
+        self.draft_tokens.unwrap_or(0).saturating_add(1)
     }
 }
 

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use super::mode::{GraphMode, RuntimeMode};
-use super::sizes::decode_size;
+use super::sizes::{MAX_CAPTURE_SIZE, decode_size, refuse_zero};
 use crate::error::{Error, Result};
 
 /// What a graph was captured for, or, with mode `NONE`, what a batch runs as eagerly.
@@ -47,7 +47,7 @@ impl Batch {
     /// A decode batch of `num_reqs` requests with `query_len` tokens each, variant 0.
     pub fn uniform(num_reqs: usize, query_len: usize) -> Self {
         Self {
-            num_tokens: num_reqs * query_len,
+            num_tokens: num_reqs.saturating_mul(query_len),
             num_reqs,
             uniform_query_len: Some(query_len),
             max_query_len: Some(query_len),
@@ -85,8 +85,8 @@ pub struct KeyRequest<'a> {
 /// [`Error::Argument`] for a size, query length or number of sequences of 0, or no query length or variant at all.
 pub fn graph_keys(request: &KeyRequest<'_>) -> Result<Vec<BatchDescriptor>> {
     let &KeyRequest { mode, max_num_seqs, varlen_decode, variants, .. } = request;
-    let sizes = positive("sizes", request.sizes)?;
-    let query_lens = positive("query_lens", request.query_lens)?;
+    let sizes = distinct("sizes", request.sizes)?;
+    let query_lens = distinct("query_lens", request.query_lens)?;
     let (Some(&max_query_len), false) = (query_lens.last(), variants.is_empty()) else {
         return Err(Error::argument("query_lens", "no query length or no variant; at least one of each"));
     };
@@ -95,7 +95,8 @@ pub fn graph_keys(request: &KeyRequest<'_>) -> Result<Vec<BatchDescriptor>> {
     }
 
     let max_size = sizes.last().copied().unwrap_or(0);
-    let separate_decode = mode.separate_routine() && mode.decode_mode() == RuntimeMode::Full;
+    // Only full decode graphs are ever separate.
+    let separate_decode = mode.separate_routine();
     let mut keys: Vec<BatchDescriptor> = Vec::new();
     for &size in &sizes {
         for &variant in variants {
@@ -132,12 +133,10 @@ pub fn graph_keys(request: &KeyRequest<'_>) -> Result<Vec<BatchDescriptor>> {
     Ok(keys)
 }
 
-/// The values, ascending and distinct.
-fn positive(arg: &'static str, values: &[usize]) -> Result<Vec<usize>> {
-    if values.contains(&0) {
-        return Err(Error::argument(arg, format!("{values:?} holds 0; at least 1 token")));
-    }
-    Ok(values.iter().copied().collect::<BTreeSet<_>>().into_iter().collect())
+/// The numbers of tokens, ascending and distinct.
+fn distinct(arg: &'static str, tokens: &[usize]) -> Result<Vec<usize>> {
+    refuse_zero(arg, tokens)?;
+    Ok(tokens.iter().copied().collect::<BTreeSet<_>>().into_iter().collect())
 }
 
 /// Why a batch is not served by a full graph. Ordered by how near it came.
@@ -243,13 +242,14 @@ impl GraphDispatcher {
     /// Makes the tables for the graphs of [`graph_keys`]. No graph serves anything until it is [captured](Self::set_captured).
     ///
     /// # Errors
-    /// [`Error::Argument`] for a key with mode `NONE`, or two that are the same but for the requests they take.
+    /// [`Error::Argument`] for a key with mode `NONE` or above [`MAX_CAPTURE_SIZE`], or two that are the same but for the requests
+    /// they take.
     pub fn new(keys: Vec<BatchDescriptor>) -> Result<Self> {
         let mut kinds: Vec<Kind> = Vec::new();
         for (i, key) in keys.iter().enumerate() {
             let same = |other: &BatchDescriptor| BatchDescriptor { num_reqs: key.num_reqs, ..*other } == *key;
-            if key.mode == RuntimeMode::None || keys[..i].iter().any(same) {
-                return Err(Error::argument("keys", format!("{key:?} is no graph, or is there twice")));
+            if key.mode == RuntimeMode::None || key.num_tokens > MAX_CAPTURE_SIZE || keys[..i].iter().any(same) {
+                return Err(Error::argument("keys", format!("{key:?} is no graph, too large, or there twice")));
             }
             let kind = kinds.iter().position(|kind| kind.holds(key)).unwrap_or_else(|| {
                 kinds.push(Kind::of(key));

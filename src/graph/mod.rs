@@ -1,5 +1,5 @@
 //! Full device graphs: what a kernel takes and who can take part ([`support`], [`builder`]), which mode follows
-//! ([`resolve`]), which sizes are captured ([`sizes`]), how a capture goes ([`capture`]) and which graph serves a batch
+//! ([`mod@resolve`]), which sizes are captured ([`sizes`]), how a capture goes ([`capture`]) and which graph serves a batch
 //! ([`dispatch`]). All of it is pure: no device is touched here.
 
 pub mod builder;

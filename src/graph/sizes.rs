@@ -17,6 +17,9 @@ pub const DEFAULT_CEILING: usize = 512;
 /// As [`DEFAULT_CEILING`], on devices large enough to gain from graphs at larger sizes.
 pub const LARGE_DEVICE_CEILING: usize = 1024;
 
+/// Largest size that can be captured at all: tables are made of every number of tokens up to it.
+pub const MAX_CAPTURE_SIZE: usize = 1 << 20;
+
 /// The ceiling that suits a device: [`LARGE_DEVICE_CEILING`] for NVIDIA's data-centre Blackwell (`sm_100` family).
 pub fn default_ceiling(device: &DeviceInfo) -> usize {
     if device.arch.starts_with("sm_10") { LARGE_DEVICE_CEILING } else { DEFAULT_CEILING }
@@ -127,8 +130,8 @@ impl SizeRequest<'_> {
     /// grid or off it. (vLLM cuts it back to the grid and leaves out the decode batches.)
     ///
     /// # Errors
-    /// [`Error::Argument`], naming `max_size` (below 1, or not the largest of the user's own sizes), `sizes` (empty, or
-    /// holding 0), `max_num_seqs` or `query_len` (0).
+    /// [`Error::Argument`], naming `max_size` (below 1, above [`MAX_CAPTURE_SIZE`], or not the largest of the user's own sizes),
+    /// `sizes` (empty, holding 0, or one above [`MAX_CAPTURE_SIZE`]), `max_num_seqs` or `query_len` (0).
     pub fn resolve(&self) -> Result<CaptureSizes> {
         if self.mode == GraphMode::None {
             return Ok(CaptureSizes::default());
@@ -142,6 +145,9 @@ impl SizeRequest<'_> {
         let max = self.max_size.unwrap_or(default_max).min(self.max_num_tokens);
         if max == 0 {
             return Err(Error::argument("max_size", "no size to capture; at least 1, like the tokens of a batch"));
+        }
+        if max > MAX_CAPTURE_SIZE {
+            return Err(Error::argument("max_size", format!("{max}; sizes up to {MAX_CAPTURE_SIZE} can be captured")));
         }
         let mut because = Vec::new();
         let sizes: Vec<usize> = match self.sizes {
@@ -168,8 +174,9 @@ impl SizeRequest<'_> {
         if sizes.is_empty() {
             return Err(Error::argument("sizes", "empty; leave it out to get the default, or ask for graph mode NONE"));
         }
-        if sizes.contains(&0) {
-            return Err(Error::argument("sizes", format!("{sizes:?} holds 0; a size is at least 1 token")));
+        refuse_zero("sizes", sizes)?;
+        if let Some(size) = sizes.iter().find(|&&size| size <= self.max_num_tokens && size > MAX_CAPTURE_SIZE) {
+            return Err(Error::argument("sizes", format!("{size}; sizes up to {MAX_CAPTURE_SIZE} can be captured")));
         }
         let mut kept = BTreeSet::new();
         let dropped: Vec<usize> =
@@ -225,6 +232,14 @@ impl SizeRequest<'_> {
     }
 }
 
+/// Sizes and query lengths are at least one token.
+pub(super) fn refuse_zero(arg: &'static str, tokens: &[usize]) -> Result<()> {
+    if tokens.contains(&0) {
+        return Err(Error::argument(arg, format!("{tokens:?} holds 0; at least 1 token")));
+    }
+    Ok(())
+}
+
 /// The size in tokens of the uniform decode graph that a captured size stands for: rounded up to whole queries, unless no
 /// batch is that large or it passes the largest size.
 pub fn decode_size(size: usize, query_len: usize, max_num_seqs: usize, max_size: usize) -> Option<usize> {
@@ -250,9 +265,7 @@ pub fn round_to_query_len(sizes: &[usize], max_size: usize, query_len: usize) ->
     if query_len == 0 {
         return Err(Error::argument("query_len", "0 tokens; at least 1"));
     }
-    if sizes.contains(&0) {
-        return Err(Error::argument("sizes", format!("{sizes:?} holds 0; a size is at least 1 token")));
-    }
+    refuse_zero("sizes", sizes)?;
     let largest = max_size - max_size % query_len;
     if largest == 0 && !sizes.is_empty() {
         return Err(Error::NoCaptureSizes { max_size, query_len });
@@ -262,4 +275,49 @@ pub fn round_to_query_len(sizes: &[usize], max_size: usize, query_len: usize) ->
         .map(|size| size.checked_next_multiple_of(query_len).map_or(largest, |up| up.min(largest)))
         .collect();
     Ok(rounded.into_iter().collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn argument(request: &SizeRequest<'_>) -> &'static str {
+        match request.resolve() {
+            Err(Error::Argument { arg, .. }) => arg,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused_by_name() {
+        let request = SizeRequest::new(GraphMode::FullAndPiecewise, 8, 1 << 40, 1);
+        assert_eq!(argument(&SizeRequest { sizes: Some(&[0, 1]), ..request }), "sizes");
+        assert_eq!(argument(&SizeRequest { sizes: Some(&[]), ..request }), "sizes");
+        assert_eq!(argument(&SizeRequest { sizes: Some(&[1 << 30]), ..request }), "sizes");
+        assert_eq!(argument(&SizeRequest { max_size: Some(0), ..request }), "max_size");
+        assert_eq!(argument(&SizeRequest { max_size: Some(1 << 30), ..request }), "max_size");
+        assert_eq!(argument(&SizeRequest { max_size: Some(4), sizes: Some(&[1, 2]), ..request }), "max_size");
+        assert_eq!(argument(&SizeRequest { max_num_tokens: 0, ..request }), "max_size");
+        assert_eq!(argument(&SizeRequest { max_num_seqs: 0, ..request }), "max_num_seqs");
+        assert_eq!(argument(&SizeRequest { query_len: 0, ..request }), "query_len");
+        assert!(matches!(round_to_query_len(&[0], 4, 2), Err(Error::Argument { arg: "sizes", .. })));
+        assert!(matches!(round_to_query_len(&[1], 4, 0), Err(Error::Argument { arg: "query_len", .. })));
+        assert!(matches!(round_to_query_len(&[1], 4, 5), Err(Error::NoCaptureSizes { max_size: 4, query_len: 5 })));
+        assert_eq!(round_to_query_len(&[], 0, 5).unwrap(), []);
+    }
+
+    #[test]
+    fn what_is_lost_is_named() {
+        let request = SizeRequest::new(GraphMode::FullAndPiecewise, 8, 64, 1);
+        let because = |request: SizeRequest<'_>| request.resolve().unwrap().because;
+        let dropped = SizeReason::SizesDropped { dropped: vec![4, 100], max_num_tokens: 64 };
+        assert_eq!(because(SizeRequest { sizes: Some(&[4, 4, 100, 8]), ..request }), [dropped]);
+        let lowered = SizeReason::MaximumLowered { asked: 100, to: 64 };
+        assert_eq!(because(SizeRequest { max_size: Some(100), ..request }), [lowered]);
+        let lost = SizeReason::WidestDecodeLost { from_seqs: 5, to_seqs: 8 };
+        assert_eq!(because(SizeRequest { sizes: Some(&[1, 4]), ..request }), vec![lost.clone()]);
+        assert_eq!(lost.to_string(), "decode batches of 5 to 8 sequences have no full decode graph");
+        // Without full decode graphs there are none to lose.
+        assert_eq!(because(SizeRequest { mode: GraphMode::Piecewise, sizes: Some(&[1, 4]), ..request }), []);
+    }
 }

@@ -4,9 +4,33 @@
 //! The parameter blocks in [`params`] are passed by value and have the same layout in Rust, CUDA C++ and HIP
 //! (`kernels/params.h` asserts the same sizes).
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod cache;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod compile;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod embedded;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod inventory;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod load;
 pub mod params;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod select;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod source;
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use compile::{Compiled, Compiler, Resources};
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile};
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use load::Origin;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub(crate) use load::{Loaded, load};
 pub use params::Params;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use source::Source;
 
 use crate::tensor::DType;
 
@@ -107,6 +131,12 @@ impl std::fmt::Display for Variant {
             self.form
         )
     }
+}
+
+/// Lanes of a wave on devices of this architecture: 64 on AMD's CDNA, 32 on all others.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn wave_of(arch: &str) -> usize {
+    if arch.starts_with("gfx9") { 64 } else { 32 }
 }
 
 /// Grid of one launch.

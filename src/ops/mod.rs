@@ -1,12 +1,11 @@
 //! Operations: shapes and types are checked here, then kernels are launched, the same way on every backend.
 
 mod cache;
-mod check;
+pub(crate) mod check;
 mod decode;
 mod merge;
 
 pub use cache::{CacheWrite, KvCache, gather_cache, write_cache};
 pub use check::check_batch;
-pub(crate) use check::kv_scale as check_kv_scale;
 pub use decode::{DecodeArgs, MlaDecode, Plan};
 pub use merge::{DcpCombine, MergeStates, dcp_combine, merge_states};

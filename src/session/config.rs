@@ -3,7 +3,7 @@
 use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::graph::GraphMode;
-use crate::ops::check_kv_scale;
+use crate::ops::check;
 use crate::plan::SplitPolicy;
 use crate::tensor::DType;
 
@@ -100,6 +100,6 @@ impl SessionConfig {
         if self.num_spec_tokens >= 1 << 10 {
             return Err(Error::argument("num_spec_tokens", format!("{}: at most 1023", self.num_spec_tokens)));
         }
-        check_kv_scale(self.kv_scale, self.kv_dtype)
+        check::kv_scale(self.kv_scale, self.kv_dtype)
     }
 }

@@ -46,6 +46,11 @@ impl<B: Backend> StepInputs<B> {
         [&self.seq_lens, &self.block_table, &self.slot_mapping].iter().map(|tensor| tensor.span_bytes()).sum()
     }
 
+    /// Whether the pages of a sequence stand on the device already.
+    pub(super) fn holds(&self, seq: usize, pages: &[i32]) -> bool {
+        self.host_table[seq * self.table_width..][..pages.len()] == *pages
+    }
+
     /// Brings a batch to the device: `seq_lens[i]` cached tokens for sequence `i` in the pages `table(i)`, the last `query_len` of
     /// them new. Sequences from there to the last one of the previous step become padding.
     pub(super) fn update<'a>(
@@ -84,8 +89,11 @@ impl<B: Backend> StepInputs<B> {
         let mut pending: Option<(usize, usize)> = None;
         for (seq, &len) in seq_lens.iter().enumerate() {
             let used = (len.max(0) as usize).div_ceil(self.page_size);
-            let row = &mut self.host_table[seq * self.table_width..][..used];
-            let Some((first, end)) = assign(row, |slot| table(seq)[slot]) else { continue };
+            let (row, new) = (&mut self.host_table[seq * self.table_width..][..used], &table(seq)[..used]);
+            if *row == *new {
+                continue;
+            }
+            let Some((first, end)) = assign(row, |slot| new[slot]) else { continue };
             let (first, end) = (seq * self.table_width + first, seq * self.table_width + end);
             pending = match pending {
                 Some((start, until)) if first - until <= self.table_width => Some((start, end)),

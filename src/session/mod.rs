@@ -46,7 +46,7 @@ use crate::graph::{
     AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, GraphDispatcher, GraphSupport, KeyRequest,
     Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
 };
-use crate::ops::{MlaDecode, Plan, check_batch};
+use crate::ops::{MlaDecode, Plan, check};
 use crate::stream::{Graph, Stream};
 use crate::workspace::Workspace;
 use inputs::StepInputs;
@@ -375,11 +375,16 @@ impl<B: GraphBackend> DecodeSession<B> {
             let got = batch.block_tables.len();
             return Err(Error::argument("block_tables", format!("{got} tables for {num_seqs} sequences")));
         }
-        let table = |seq: usize| {
-            let pages = batch.block_tables[seq].as_ref();
-            &pages[..pages.len().min(config.table_width())]
-        };
-        check_batch(batch.seq_lens, table, config.mla.page_size, config.num_pages, config.max_seq_len)
+        for (seq, (&len, table)) in batch.seq_lens.iter().zip(batch.block_tables).enumerate() {
+            let table = table.as_ref();
+            let width = table.len().min(config.table_width());
+            let used = check::used_pages(seq, len, width, config.mla.page_size, config.max_seq_len)?;
+            // What stands on the device already was checked when it was brought there.
+            if !self.inputs.holds(seq, &table[..used]) {
+                check::pages(seq, &table[..used], config.num_pages)?;
+            }
+        }
+        Ok(())
     }
 
     fn plan(&self, num_seqs: usize, query_len: usize) -> Result<Plan<B>> {

@@ -100,8 +100,9 @@ pub(crate) fn dcp_local_seq_lens(table: &Table, report: &mut Report) {
         let (len, size, interleave) = (row.usize("seq_len"), row.usize("dcp_size"), row.usize("interleave"));
         let shard = |rank| DcpShard::new(rank, size, interleave).map_err(|error| error.to_string());
         let ours = (0..size).map(|rank| Ok(shard(rank)?.local_len(len))).collect::<Result<Vec<_>, String>>()?;
-        if ours.iter().any(|&local| local > DcpShard { rank: 0, size, interleave }.max_local_len(len)) {
-            return Err(format!("the bound is below one of {ours:?}"));
+        let bound = shard(0)?.max_local_len(len);
+        if ours.iter().any(|&local| local > bound) {
+            return Err(format!("the bound {bound} is below one of {ours:?}"));
         }
         equal(&row.get("local"), &ours)
     });

@@ -47,14 +47,12 @@ impl Manager {
     fn get(&mut self, views: &[(Vec<usize>, String)]) -> Result<(Value, bool), String> {
         let mut sizes = [0; MAX_VIEWS];
         for (size, (shape, dtype)) in sizes.iter_mut().zip(views) {
-            let width = match dtype.as_str() {
-                "u8" => 1,
-                "bf16" | "f16" => 2,
-                "f32" | "i32" => 4,
-                "i64" => 8,
-                other => return Err(format!("unknown element type {other}")),
-            };
-            *size = shape.iter().product::<usize>() * width;
+            // The names end in the number of bits.
+            let bits: usize = dtype
+                .trim_start_matches(|c: char| c.is_alphabetic())
+                .parse()
+                .map_err(|error| format!("element type {dtype}: {error}"))?;
+            *size = shape.iter().product::<usize>() * bits / 8;
         }
         let (offsets, need) = layout(&sizes).map_err(|error| error.to_string())?;
         let slot = self.microbatch * self.lanes as usize + self.lane as usize;
@@ -80,6 +78,10 @@ impl Manager {
 
 fn check(row: Row<'_>, report: &mut Report) -> Verdict {
     let init = row.value("init");
+    if init["num_lanes"].as_i64().is_some_and(|lanes| lanes < 1) {
+        report.out_of_scope("workspaces without a lane");
+        return Ok(Outcome::OutOfScope);
+    }
     let (ops, results): (Vec<Value>, Vec<Value>) = (row.get("ops"), row.get("results"));
     if init.is_null() {
         ops.iter().for_each(|_| report.out_of_scope("operations of the global manager"));
@@ -131,9 +133,14 @@ fn check(row: Row<'_>, report: &mut Report) -> Verdict {
                 report.out_of_scope("persistent resources");
                 continue;
             }
-            "initialised?" | "reset" => {
+            "initialised?" => {
                 report.out_of_scope("operations of the global manager");
                 continue;
+            }
+            // The rest of the row asks a manager that is gone.
+            "reset" => {
+                report.out_of_scope("operations of the global manager");
+                break;
             }
             other => return Err(format!("unknown operation {other}")),
         };
