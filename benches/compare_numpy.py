@@ -4,12 +4,14 @@
     python3 benches/compare_numpy.py [--write FILE]
 
 numpy computes S = Q K^T and O = S V per sequence over a contiguous cache: the two matrix products alone, without softmax,
-paging or splits. The crate's step computes all of that. The ratio is numpy's time over the crate's, in percent of its speed.
+paging or splits. The crate's step computes all of that. OPENBLAS_CORETYPE=SKYLAKEX makes OpenBLAS use AVX-512 where it would
+not by itself.
 """
 
 import argparse
 import datetime
 import json
+import os
 import pathlib
 import platform
 import re
@@ -90,21 +92,25 @@ def main():
     parser.add_argument("--write", type=pathlib.Path, help="also write the table to this file")
     args = parser.parse_args()
 
+    load = os.getloadavg()
     # Before and after the crate's run, so that a machine that slows down shows.
     before = {shape: numpy_seconds(*shape) for shape in SHAPES}
     crate = crate_seconds()
     after = {shape: numpy_seconds(*shape) for shape in SHAPES}
 
     rustc = subprocess.run(["rustc", "--version"], check=True, capture_output=True, text=True).stdout.strip()
+    kernels = os.environ.get("OPENBLAS_CORETYPE")
+    command = f"OPENBLAS_CORETYPE={kernels} " if kernels else ""
     lines = [
         "# Host attention against numpy",
         "",
-        f"{datetime.date.today().isoformat()}, {cpu()}, {len(__import__('os').sched_getaffinity(0))} cores, {rustc}, "
+        f"{datetime.date.today().isoformat()}, {cpu()}, {len(os.sched_getaffinity(0))} cores, {rustc}, "
         f"numpy {np.__version__} with {blas()}.",
         "",
-        "Command: `python3 benches/compare_numpy.py --write benches/results/host-attention.md`. The crate runs the whole step "
+        f"Command: `{command}python3 benches/compare_numpy.py --write benches/results/host-attention.md`. The crate runs the whole step "
         "over a paged, shuffled cache; numpy the two float32 matrix products alone over a contiguous one, before and after. "
-        "Times are the fastest of 20 samples and of 30 runs, for the cores may be shared. Speed is numpy's faster time over the crate's.",
+        "Times are the fastest of 20 samples and of 30 runs, for the cores may be shared (load average "
+        f"{load[0]:.1f} before, {os.getloadavg()[0]:.1f} after). Speed is numpy's faster time over the crate's.",
         "",
         "| heads x sequences x tokens | cache | crate ms | crate GFLOP/s | numpy ms before, after | speed against numpy |",
         "|---|---|---|---|---|---|",
