@@ -6,6 +6,7 @@ mod bench;
 mod device;
 mod draw;
 mod files;
+mod gain;
 mod info;
 mod interrupt;
 mod replay;
@@ -50,6 +51,8 @@ enum Command {
     Info(info::Args),
     #[command(after_help = EXIT_STATUS)]
     Bench(bench::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Gain(gain::Args),
 }
 
 /// How a command ended, if not by an error.
@@ -68,6 +71,7 @@ fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Gain(args) => gain::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
