@@ -12,6 +12,10 @@
 //!
 //! The host is a backend like the others: same plan, workspace, parameter blocks, capture and replay.
 
+#[cfg(feature = "cuda")]
+pub mod cuda;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod gpu;
 pub mod host;
 
 use crate::error::Result;

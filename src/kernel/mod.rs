@@ -4,9 +4,33 @@
 //! The parameter blocks in [`params`] are passed by value and have the same layout in Rust, CUDA C++ and HIP
 //! (`kernels/params.h` asserts the same sizes).
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod cache;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod compile;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod embedded;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod inventory;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod load;
 pub mod params;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod select;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub mod source;
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use compile::{Compiled, Compiler, Resources};
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile};
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use load::Origin;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub(crate) use load::{Loaded, load};
 pub use params::Params;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+pub use source::Source;
 
 use crate::tensor::DType;
 
@@ -28,6 +52,10 @@ pub enum Entry {
     MergeStates,
     /// Combines the partial results of decode-context-parallel ranks. `kernels/merge.cu`
     DcpCombine,
+    /// Reads memory as fast as it goes. `kernels/probe.cu`
+    ProbeRead,
+    /// Multiplies matrices as fast as it goes; form 1 with Hopper's own instructions. `kernels/probe.cu`, `kernels/sm90/probe.cu`
+    ProbeMatmul,
 }
 
 impl Entry {
@@ -41,6 +69,8 @@ impl Entry {
             Self::CacheGather => "mla_cache_gather",
             Self::MergeStates => "merge_states",
             Self::DcpCombine => "dcp_combine",
+            Self::ProbeRead => "probe_read",
+            Self::ProbeMatmul => "probe_matmul",
         }
     }
 }
@@ -107,6 +137,12 @@ impl std::fmt::Display for Variant {
             self.form
         )
     }
+}
+
+/// Lanes of a wave on devices of this architecture: 64 on AMD's CDNA, 32 on all others.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn wave_of(arch: &str) -> usize {
+    if arch.starts_with("gfx9") { 64 } else { 32 }
 }
 
 /// Grid of one launch.

@@ -1,0 +1,162 @@
+//! Capture and replay, broken and abandoned captures, borrowed streams.
+
+use latentwave::{Backend, Error, GraphBackend, Stream};
+
+use super::support::{BYTES, Copy, Raw, on_each_device};
+
+#[test]
+fn a_graph_replays_over_changed_data_on_any_stream_and_thread() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let stream = Stream::new(cuda).unwrap();
+        let raw = stream.raw();
+        let data = copy.refresh(cuda, raw, 1);
+        copy.enqueue(cuda, raw, false).unwrap();
+        assert!(copy.result(cuda, raw) == data, "an eager launch");
+
+        let data = copy.refresh(cuda, raw, 2);
+        let graph = stream.capture(|| (0..61).try_for_each(|layer| copy.enqueue(cuda, raw, layer > 0))).unwrap();
+        assert!(copy.result(cuda, raw) == vec![0xff; BYTES], "recording runs nothing");
+        for seed in 3..6 {
+            let data = copy.refresh(cuda, raw, seed);
+            // SAFETY: the buffers live on.
+            unsafe { stream.replay(&graph).unwrap() };
+            assert!(copy.result(cuda, raw) == data, "replay {seed}");
+        }
+        let other = Stream::new(cuda).unwrap();
+        std::thread::scope(|scope| {
+            let (copy, graph, other) = (&copy, &graph, &other);
+            scope.spawn(move || {
+                let data = copy.refresh(cuda, other.raw(), 7);
+                // SAFETY: the buffers live on.
+                unsafe { other.replay(graph).unwrap() };
+                assert!(copy.result(cuda, other.raw()) == data, "another stream and thread");
+            });
+        });
+        println!("a graph of 61 kernels holds {} bytes by the free memory", graph.bytes());
+        drop(data);
+    });
+}
+
+#[test]
+fn a_call_that_cannot_be_recorded_is_refused_and_does_not_break_the_capture() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let stream = Stream::new(cuda).unwrap();
+        let raw = stream.raw();
+        let data = copy.refresh(cuda, raw, 1);
+        let graph = stream.capture(|| {
+            copy.enqueue(cuda, raw, false)?;
+            let addr = cuda.addr(&copy.dst);
+            // SAFETY: the addresses are those of a buffer.
+            let refused = unsafe {
+                [
+                    cuda.synchronize(raw),
+                    cuda.upload(raw, addr, &[0; 8]),
+                    cuda.download(raw, addr, &mut [0; 8]),
+                    stream.synchronize(),
+                ]
+            };
+            assert!(refused.iter().all(|call| matches!(call, Err(Error::GraphState { .. }))), "{refused:?}");
+            assert!(matches!(stream.capture(|| Ok(())), Err(Error::GraphState { .. })));
+            Ok(())
+        });
+        // SAFETY: the buffers live on.
+        unsafe { stream.replay(&graph.unwrap()).unwrap() };
+        assert!(copy.result(cuda, raw) == data);
+    });
+}
+
+#[test]
+fn a_broken_capture_is_reported_and_the_stream_works_after() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let driver = Raw::open();
+        let stream = Stream::new(cuda).unwrap();
+        let raw = stream.raw();
+        type Breaker<'a> = (&'a str, &'a dyn Fn() -> i32, &'a str);
+        let breakers: [Breaker; 3] = [
+            ("a synchronize inside", &|| driver.synchronize(raw), "INVALIDATED"),
+            ("an allocation inside", &|| driver.mem_alloc(), "INVALIDATED"),
+            ("a captured allocation", &|| driver.mem_alloc_async(raw), "runs once"),
+        ];
+        for (name, break_it, words) in breakers {
+            let broken = stream.capture(|| {
+                copy.enqueue(cuda, raw, false)?;
+                println!("{name}: the driver answered {}", break_it());
+                Ok(())
+            });
+            match broken.map(|_| ()) {
+                Err(Error::CaptureFailed { reason }) => assert!(reason.contains(words), "{name}: {reason}"),
+                other => panic!("{name}: {other:?}"),
+            }
+            let data = copy.refresh(cuda, raw, 3);
+            let graph = stream.capture(|| copy.enqueue(cuda, raw, false)).unwrap();
+            // SAFETY: the buffers live on.
+            unsafe { stream.replay(&graph).unwrap() };
+            assert!(copy.result(cuda, raw) == data, "after {name}");
+        }
+    });
+}
+
+#[test]
+fn an_abandoned_capture_leaves_the_stream_usable_and_runs_nothing() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let stream = Stream::new(cuda).unwrap();
+        let raw = stream.raw();
+        copy.refresh(cuda, raw, 1);
+        let failed = stream.capture(|| {
+            copy.enqueue(cuda, raw, false)?;
+            Err(Error::argument("x", "the caller's own error"))
+        });
+        assert!(matches!(failed.map(|_| ()), Err(Error::Argument { arg: "x", .. })));
+        let unwound = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            stream.capture(|| {
+                copy.enqueue(cuda, raw, false)?;
+                panic!("in the middle")
+            })
+        }));
+        assert!(unwound.is_err());
+        // A stream that is dropped in the middle does not stay in capture when it serves again.
+        let dropped = cuda.create_stream().unwrap();
+        cuda.begin_capture(&dropped).unwrap();
+        copy.enqueue(cuda, &dropped, false).unwrap();
+        drop(dropped);
+        cuda.synchronize(&cuda.create_stream().unwrap()).unwrap();
+        // Outside of any capture there is nothing to end.
+        cuda.abort_capture(raw);
+        assert!(matches!(cuda.end_capture(raw).map(|_| ()), Err(Error::CaptureFailed { .. })));
+        assert!(copy.result(cuda, raw) == vec![0xff; BYTES]);
+        let data = copy.refresh(cuda, raw, 2);
+        copy.enqueue(cuda, raw, false).unwrap();
+        assert!(copy.result(cuda, raw) == data);
+    });
+}
+
+#[test]
+fn a_borrowed_stream_runs_captures_and_is_left_alone() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let owner = cuda.create_stream().unwrap();
+        for seed in 0..3 {
+            // SAFETY: the owner outlives it.
+            let stream = unsafe { Stream::from_raw(cuda, owner.handle()).unwrap() };
+            assert_eq!(stream.raw().handle(), owner.handle());
+            let data = copy.refresh(cuda, stream.raw(), seed);
+            let graph = stream.capture(|| copy.enqueue(cuda, stream.raw(), false)).unwrap();
+            // SAFETY: the buffers live on.
+            unsafe { stream.replay(&graph).unwrap() };
+            assert!(copy.result(cuda, &owner) == data);
+        }
+        // The legacy default stream can be used as well, though not captured.
+        // SAFETY: it is always there.
+        let legacy = unsafe { Stream::from_raw(cuda, 0).unwrap() };
+        let data = copy.refresh(cuda, legacy.raw(), 9);
+        copy.enqueue(cuda, legacy.raw(), false).unwrap();
+        assert!(copy.result(cuda, legacy.raw()) == data);
+        assert!(legacy.capture(|| Ok(())).is_err());
+        // SAFETY: never used.
+        assert!(matches!(unsafe { cuda.borrow_stream(2) }.map(|_| ()), Err(Error::Argument { .. })));
+    });
+}

@@ -1,0 +1,87 @@
+//! Preparing and launching.
+
+use std::time::Instant;
+
+use latentwave::kernel::cache::DiskCache;
+use latentwave::kernel::{Launch, Origin, Params, Variant};
+use latentwave::{Backend, Cuda, Error};
+
+use super::support::{Copy, copy_variant, not_run, on_each_device};
+
+#[test]
+fn kernels_are_prepared_once_cached_on_disk_and_rebuilt_when_the_entry_is_corrupt() {
+    on_each_device(|cuda| {
+        // A constant that the kernel does not read makes code that the library does not carry.
+        let variant = Variant { stages: 77, ..copy_variant() };
+        let dir = std::env::temp_dir().join(format!("latentwave-cuda-test-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        let index = cuda.device().index;
+        let fresh = || Cuda::with_cache(index, DiskCache::at(&dir)).unwrap();
+        let check = |cuda: &Cuda, origin| {
+            let start = Instant::now();
+            let kernel = cuda.prepare(&variant)?;
+            println!("prepared in {:?}: {:?}", start.elapsed(), kernel.origin());
+            assert_eq!(kernel.origin(), origin);
+            assert_eq!(cuda.prepare(&variant)?.origin(), origin, "found loaded");
+            let copy = Copy::with_kernel(cuda, kernel);
+            let stream = cuda.create_stream()?;
+            let data = copy.refresh(cuda, &stream, 5);
+            copy.enqueue(cuda, &stream, false)?;
+            assert!(copy.result(cuda, &stream) == data);
+            Ok(())
+        };
+        match check(&fresh(), Origin::Compiled) {
+            Err(error @ Error::Unavailable { .. }) => return not_run("nvrtc", &error),
+            done => done.unwrap(),
+        }
+        check(&fresh(), Origin::Cached).unwrap();
+        let entry = find_entry(&dir);
+        let good = std::fs::read(&entry).unwrap();
+        let mut flipped = good.clone();
+        flipped[good.len() / 2] ^= 0x40;
+        for bad in [&b"not an entry"[..], &good[..good.len() / 2], &flipped, b""] {
+            std::fs::write(&entry, bad).unwrap();
+            check(&fresh(), Origin::Compiled).unwrap();
+            assert!(std::fs::read(&entry).unwrap() == good, "rebuilt");
+        }
+        check(&fresh(), Origin::Cached).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+
+        // A place that cannot be written to.
+        std::fs::write(&dir, b"a file").unwrap();
+        check(&fresh(), Origin::Compiled).unwrap();
+        std::fs::remove_file(&dir).unwrap();
+
+        let cuda = fresh();
+        let start = Instant::now();
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| cuda.prepare(&variant).unwrap()))));
+        println!("prepared by four threads at once in {:?}", start.elapsed());
+        std::fs::remove_dir_all(&dir).unwrap();
+    });
+}
+
+fn find_entry(dir: &std::path::Path) -> std::path::PathBuf {
+    let mut path = dir.to_owned();
+    while path.is_dir() {
+        path = std::fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
+    }
+    path
+}
+
+#[test]
+fn a_launch_that_the_driver_refuses_is_typed_and_harmless() {
+    on_each_device(|cuda| {
+        let Some(copy) = Copy::new(cuda) else { return };
+        let stream = cuda.create_stream().unwrap();
+        let params = Params::Merge(bytemuck::Zeroable::zeroed());
+        for (threads, shared_bytes) in [(4096, 0), (128, 1 << 20)] {
+            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes, dependent: false };
+            // SAFETY: the driver refuses the launch.
+            let refused = unsafe { cuda.launch(&stream, &copy.kernel, &launch, &params) };
+            assert!(matches!(refused, Err(Error::Driver { code: 1, .. })), "{refused:?}");
+        }
+        let data = copy.refresh(cuda, &stream, 1);
+        copy.enqueue(cuda, &stream, true).unwrap();
+        assert!(copy.result(cuda, &stream) == data);
+    });
+}

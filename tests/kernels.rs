@@ -1,0 +1,87 @@
+//! Every kernel of the selection table compiles for every architecture, and the code that the library carries was made from
+//! the sources as they are. Needs no GPU.
+#![cfg(feature = "cuda")]
+
+use latentwave::kernel::{self, Entry, Variant, select};
+use latentwave::testing::not_run;
+use latentwave::{DType, Error};
+use rayon::prelude::*;
+
+/// Architectures of NVIDIA that the table serves.
+const ARCHES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
+
+/// Whether there is a compiler here; says so if not.
+fn has_compiler(test: &str) -> bool {
+    match kernel::compile("sm_90a", &Variant::simple(Entry::MergeStates, DType::BF16)) {
+        Err(error @ Error::Unavailable { .. }) => {
+            not_run(test, "nvrtc", &error);
+            false
+        }
+        _ => true,
+    }
+}
+
+#[test]
+fn every_variant_compiles_for_every_architecture_without_spills() {
+    if !has_compiler("every_variant_compiles_for_every_architecture_without_spills") {
+        return;
+    }
+    let cases: Vec<_> =
+        ARCHES.iter().flat_map(|arch| select::variants(arch).into_iter().map(move |v| (*arch, v))).collect();
+    assert!(cases.len() >= 6 * 10, "{} cases", cases.len());
+    let problems: Vec<String> = cases
+        .par_iter()
+        .filter_map(|(arch, variant)| match kernel::compile(arch, variant).map(|compiled| compiled.resources) {
+            Ok(Some(resources)) => {
+                println!("{arch:8} {variant}: {resources:?}");
+                (resources.spill_bytes > 0).then(|| format!("{arch} {variant}: {resources:?}"))
+            }
+            Ok(None) => Some(format!("{arch} {variant}: no kernel in the output")),
+            Err(error) => Some(error.to_string()),
+        })
+        .collect();
+    assert!(problems.is_empty(), "{} of {}:\n{}", problems.len(), cases.len(), problems.join("\n"));
+}
+
+#[test]
+fn an_unknown_newer_architecture_gets_portable_code() {
+    if !has_compiler("an_unknown_newer_architecture_gets_portable_code") {
+        return;
+    }
+    let variant = select::variants("sm_90a")[0];
+    let code = kernel::compile("sm_999a", &variant).unwrap().code;
+    assert!(String::from_utf8_lossy(&code).contains(".target sm_80"), "PTX that every GPU from 8.0 on takes");
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_names_itself_the_architecture_and_the_line() {
+    if !has_compiler("a_kernel_that_does_not_compile_names_itself_the_architecture_and_the_line") {
+        return;
+    }
+    let broken = Variant { kv_lora_rank: 7, tile_tokens: 3, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+    match kernel::compile("sm_90a", &broken) {
+        Err(Error::Compile { kernel, arch, log }) => {
+            assert_eq!((kernel, &*arch), (broken.to_string(), "sm_90a"));
+            assert!(log.contains("kernels/") && log.contains("error"), "{log}");
+        }
+        other => panic!("{other:?}"),
+    }
+    assert!(matches!(kernel::compile("vax", &broken), Err(Error::Argument { arg: "arch", .. })));
+}
+
+#[test]
+fn carried_code_is_complete_and_not_stale() {
+    let inventory = kernel::inventory();
+    for arch in ARCHES {
+        let archive = inventory.archives.iter().find(|archive| archive.arch == arch).expect(arch);
+        assert!(archive.fresh > 0, "{arch} carries nothing");
+        assert!(
+            archive.stale.is_empty(),
+            "{arch}: {} kernels are stale or missing, run `latentwave precompile`: {:?}",
+            archive.stale.len(),
+            archive.stale
+        );
+    }
+    let bytes: usize = inventory.archives.iter().map(|archive| archive.bytes).sum();
+    assert!(bytes < 6 << 20, "{bytes} bytes leave no room in a package of 8 MiB");
+}
