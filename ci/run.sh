@@ -1,0 +1,105 @@
+#!/usr/bin/env bash
+# One job of the CI matrix, the same for a person and for CI: ci/run.sh JOB [JOB...]; ci/run.sh list names them.
+#
+# A job that a machine cannot run says `not run: REASON` and ends with status 0; one that fails ends with another status.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
+ALL=cuda,rocm,cli,capi,tracing
+
+say() { printf '\n== %s\n' "$*"; }
+
+# Extracts the shell commands of README.md's fenced blocks that follow a line `<!-- ci: NAME -->`.
+readme_commands() {
+  awk -v name="<!-- ci: $1 -->" '$0 == name {armed = 1} /^```/ {if (inside) {inside = 0; armed = 0} else if (armed) {inside = 1; next}} inside' README.md
+}
+
+job_format() {
+  say "format"
+  cargo fmt --all --check
+}
+
+job_lint() {
+  say "clippy, every feature set that a user builds"
+  for features in "" cli cuda rocm "$ALL"; do
+    cargo clippy --workspace --all-targets --features "$features" --quiet -- -D warnings
+  done
+}
+
+job_docs() {
+  say "documentation with every feature"
+  RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features "$ALL" --quiet
+}
+
+job_unit() {
+  say "tests on the host backend with no feature"
+  cargo test --workspace --quiet
+  say "tests with every feature"
+  cargo test --workspace --features "$ALL" --quiet
+  say "examples"
+  for example in examples/*.rs; do
+    cargo run --quiet --example "$(basename "$example" .rs)"
+  done
+}
+
+job_readme() {
+  say "README's main command"
+  local commands
+  commands=$(readme_commands main)
+  [ -n "$commands" ] || { echo "README.md names no command for 'main'"; return 1; }
+  bash -euxc "$commands"
+}
+
+job_package() {
+  say "package dry run"
+  cargo package --workspace --allow-dirty --quiet
+  python3 ci/package.py
+}
+
+job_test() {
+  job_format
+  job_lint
+  job_docs
+  job_unit
+  job_readme
+  job_package
+}
+
+job_deny() {
+  say "cargo-deny: bans, licences, sources"
+  if ! command -v cargo-deny >/dev/null; then
+    cargo install --locked --quiet cargo-deny || { echo "not run: cargo-deny cannot be installed here"; return 0; }
+  fi
+  # Advisories need a database that is fetched from elsewhere; they are a matter for a machine with open network.
+  cargo deny check bans licenses sources
+}
+
+job_msrv() {
+  say "minimum supported Rust version"
+  local version
+  version=$(sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+  if ! rustup run "$version" cargo --version >/dev/null 2>&1; then
+    echo "not run: toolchain $version is not installed (clippy's incompatible_msrv checked the standard library's part)"
+    return 0
+  fi
+  rustup run "$version" cargo check --workspace --features "$ALL"
+}
+
+job_miri() {
+  say "Miri on the pure parts"
+  if ! cargo miri --version >/dev/null 2>&1; then
+    echo "not run: Miri needs a nightly toolchain, which is not installed"
+    return 0
+  fi
+  cargo miri test --lib -- graph:: plan:: batch::
+}
+
+if [ $# -eq 0 ] || [ "$1" = list ]; then
+  declare -F | sed -n 's/^declare -f job_/  /p'
+  exit 0
+fi
+for job in "$@"; do
+  declare -F "job_$job" >/dev/null || { echo "no job '$job'; ci/run.sh list names them" >&2; exit 2; }
+  "job_$job"
+done

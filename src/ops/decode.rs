@@ -1,0 +1,419 @@
+//! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
+
+use super::cache::KvCache;
+use super::check;
+use crate::backend::{Backend, DecodeKernels, DecodeShape};
+use crate::config::MlaConfig;
+use crate::error::{Error, Result};
+use crate::kernel::params::{DecodeParams, ScheduleKind};
+use crate::kernel::{Launch, Params};
+use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
+use crate::stream::Stream;
+use crate::tensor::{DType, Tensor};
+use crate::workspace::Workspace;
+
+/// Element types of queries and outputs.
+const QUERY_TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
+
+/// Decode attention of one layer shape on one device.
+///
+/// A *step* is one [`schedule`](MlaDecode::schedule) for all layers, then one [`attend`](MlaDecode::attend) per layer;
+/// [`run`](MlaDecode::run) does both for a single layer. All of it only enqueues, allocates nothing on the device, and may be
+/// captured.
+#[derive(Debug, Clone)]
+pub struct MlaDecode<B: Backend> {
+    backend: B,
+    config: MlaConfig,
+    q_dtype: DType,
+    kv_dtype: DType,
+}
+
+/// A [`DecodePlan`] with its kernels compiled and loaded.
+#[derive(Debug, Clone)]
+pub struct Plan<B: Backend> {
+    /// What the host decided.
+    pub decode: DecodePlan,
+    /// The kernels chosen.
+    pub kernels: DecodeKernels,
+    plan_kernel: B::Kernel,
+    split_kernel: B::Kernel,
+    reduce_kernel: B::Kernel,
+}
+
+/// Tensors of one call. `rows` is `batch * query_len`; a tensor may have them as one dimension or as two.
+#[derive(Debug)]
+pub struct DecodeArgs<'a, B: Backend> {
+    /// Queries, absorbed latent part then rope part: `[rows, num_heads, kv_lora_rank + qk_rope_head_dim]` or
+    /// `[batch, query_len, num_heads, ..]`.
+    pub q: &'a Tensor<B>,
+    /// The layer's pages. Rows of this step's own tokens must have been written.
+    pub kv_cache: &'a KvCache<B>,
+    /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything.
+    pub block_table: &'a Tensor<B>,
+    /// Cached tokens per sequence, this step's own included, i32 `[batch]`. 0 is an empty (padding) sequence. On a GPU the host cannot
+    /// see them: lengths are cut to what a row of the table addresses, page ids outside the cache are not followed.
+    pub seq_lens: &'a Tensor<B>,
+    /// Attention output in latent space, `[rows, num_heads, kv_lora_rank]` or `[batch, query_len, ..]`, of the queries' type. 0 for
+    /// rows that see no token.
+    pub out: &'a mut Tensor<B>,
+    /// Natural-log LSE, f32 `[rows, num_heads]` or `[batch, query_len, num_heads]`. −inf for rows that see no token.
+    pub lse: Option<&'a mut Tensor<B>>,
+    /// Scale of an fp8 cache: a cached value is its byte's times this. 1 for others.
+    pub kv_scale: f32,
+    /// Whether query token `t` of `query_len` sees only the first `seq_len - query_len + 1 + t` cached tokens (verification of
+    /// drafts). Indifferent for `query_len` 1.
+    pub causal: bool,
+}
+
+impl<B: Backend> MlaDecode<B> {
+    /// Decode attention over queries of `q_dtype` and a cache of `kv_dtype`.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a bad configuration; [`Error::DType`]; [`Error::Unsupported`] where the backend has no such kernel.
+    pub fn new(backend: &B, config: MlaConfig, q_dtype: DType, kv_dtype: DType) -> Result<Self> {
+        config.validate()?;
+        if !QUERY_TYPES.contains(&q_dtype) {
+            return Err(Error::DType { arg: "q", expected: QUERY_TYPES, got: q_dtype });
+        }
+        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype };
+        decode.kernels(1, 1, 1)?;
+        Ok(decode)
+    }
+
+    /// The layer shape.
+    pub fn config(&self) -> &MlaConfig {
+        &self.config
+    }
+
+    /// Element type of queries and outputs.
+    pub fn q_dtype(&self) -> DType {
+        self.q_dtype
+    }
+
+    /// Element type of the cache.
+    pub fn kv_dtype(&self) -> DType {
+        self.kv_dtype
+    }
+
+    /// The kernels that serve a batch.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`].
+    pub fn kernels(&self, batch: usize, query_len: usize, max_seq_len: usize) -> Result<DecodeKernels> {
+        self.backend.decode_kernels(&DecodeShape {
+            q_dtype: self.q_dtype,
+            kv_dtype: self.kv_dtype,
+            num_heads: self.config.num_heads,
+            query_len,
+            kv_lora_rank: self.config.kv_lora_rank,
+            rope_dim: self.config.qk_rope_head_dim,
+            page_size: self.config.page_size,
+            batch,
+            max_seq_len,
+        })
+    }
+
+    /// Plans a step of `batch` sequences of `query_len` query tokens each, none longer than `max_seq_len`, and loads its
+    /// kernels (compiling them on first use). Uses host facts only.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for sizes that are zero (except `batch`) or overflow; [`Error::Unsupported`]; [`Error::Compile`].
+    pub fn plan(&self, batch: usize, query_len: usize, max_seq_len: usize, policy: SplitPolicy) -> Result<Plan<B>> {
+        if query_len == 0 {
+            return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
+        }
+        check::int("batch", batch)?;
+        check::int("query_len", query_len)?;
+        check::int("max_seq_len", max_seq_len)?;
+        let kernels = self.kernels(batch, query_len, max_seq_len)?;
+        let shape = PlanShape {
+            batch,
+            query_len,
+            num_heads: self.config.num_heads,
+            kv_lora_rank: self.config.kv_lora_rank,
+            max_seq_len,
+        };
+        let decode = DecodePlan::new(shape, policy, &kernels, self.backend.device())?;
+        Ok(Plan {
+            decode,
+            kernels,
+            plan_kernel: self.backend.prepare(&kernels.plan)?,
+            split_kernel: self.backend.prepare(&kernels.split)?,
+            reduce_kernel: self.backend.prepare(&kernels.reduce)?,
+        })
+    }
+
+    /// Enqueues the plan kernel, which cuts this step's work by the lengths that stand in `seq_lens` when it runs. Once per
+    /// step, before the first [`attend`](MlaDecode::attend); nothing to do for schedules that need no table.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`], [`Error::WorkspaceLocked`], [`Error::Driver`].
+    pub fn schedule(
+        &self,
+        stream: &Stream<B>,
+        plan: &Plan<B>,
+        workspace: &mut Workspace<B>,
+        seq_lens: &Tensor<B>,
+        table_width: usize,
+        causal: bool,
+    ) -> Result<()> {
+        self.check_seq_lens(plan, seq_lens)?;
+        if plan.decode.schedule != ScheduleKind::Balanced || plan.decode.shape.batch == 0 {
+            return Ok(());
+        }
+        let mut params = self.base_params(plan, workspace, causal)?;
+        params.seq_lens = seq_lens.addr();
+        params.table_width = check::int("block_table", table_width)?;
+        let launch = Launch { grid: [1, 1, 1], threads: plan.kernels.plan.threads, shared_bytes: 0, dependent: false };
+        stream.retain(&[Some(seq_lens)]);
+        retain_workspace(stream, workspace);
+        // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
+        unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(params)) }
+    }
+
+    /// Enqueues stage 1 and stage 2 of one layer, after this step's [`schedule`](MlaDecode::schedule) with the same `plan`,
+    /// workspace, lengths and causality.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];
+    /// [`Error::PageOutOfRange`] and [`Error::SeqLenOutOfRange`] on the host backend, which sees the tables; [`Error::Driver`].
+    pub fn attend(
+        &self,
+        stream: &Stream<B>,
+        plan: &Plan<B>,
+        workspace: &mut Workspace<B>,
+        args: DecodeArgs<'_, B>,
+    ) -> Result<()> {
+        let table_width = self.check_args(plan, &args)?;
+        let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
+        if shape.batch == 0 {
+            return Ok(());
+        }
+        let cache = args.kv_cache.addresses();
+        let [q_batch, q_token, q_head] = row_strides("q", args.q, shape.batch, shape.query_len)?;
+        let [out_batch, out_token, out_head] = row_strides("out", args.out, shape.batch, shape.query_len)?;
+        let lse = args.lse.as_deref();
+        let [lse_batch, lse_token, _] = match lse {
+            Some(lse) => row_strides("lse", lse, shape.batch, shape.query_len)?,
+            None => [0; 3],
+        };
+        let params = DecodeParams {
+            q: args.q.addr(),
+            kv: cache.kv,
+            k_rope: cache.k_rope,
+            block_table: args.block_table.addr(),
+            seq_lens: args.seq_lens.addr(),
+            out: args.out.addr(),
+            lse: lse.map_or(0, Tensor::addr),
+            q_stride_batch: q_batch,
+            q_stride_token: q_token,
+            q_stride_head: q_head,
+            kv_stride_page: cache.kv_strides[0],
+            kv_stride_token: cache.kv_strides[1],
+            rope_stride_page: cache.rope_strides[0],
+            rope_stride_token: cache.rope_strides[1],
+            table_stride: args.block_table.strides()[0] as i64,
+            out_stride_batch: out_batch,
+            out_stride_token: out_token,
+            out_stride_head: out_head,
+            lse_stride_batch: lse_batch,
+            lse_stride_token: lse_token,
+            num_pages: args.kv_cache.num_pages() as i64,
+            table_width: check::int("block_table", table_width)?,
+            kv_scale: args.kv_scale,
+            ..self.base_params(plan, workspace, args.causal)?
+        };
+
+        let group_rows = plan.decode.group_rows();
+        let split = &plan.kernels.split;
+        let items = match schedule {
+            ScheduleKind::Balanced => num_parts,
+            ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
+        };
+        let split_launch = Launch {
+            grid: [blocks(group_rows.div_ceil(split.block_rows as usize) * items)?, 1, 1],
+            threads: split.threads,
+            shared_bytes: plan.kernels.split_shared_bytes,
+            dependent: false,
+        };
+        let columns = self.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
+        let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);
+        let reduce_launch = Launch {
+            grid: [blocks(columns * rows * plan.decode.virtual_seqs())?, 1, 1],
+            threads: plan.kernels.reduce.threads,
+            shared_bytes: 0,
+            dependent: true,
+        };
+        let cache = args.kv_cache;
+        let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
+        stream.retain(&tensors);
+        stream.retain(&[Some(&*args.out), lse]);
+        retain_workspace(stream, workspace);
+        let params = Params::Decode(params);
+        // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
+        // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
+        unsafe {
+            stream.launch(&plan.split_kernel, &split_launch, &params)?;
+            stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
+        }
+    }
+
+    /// [`schedule`](MlaDecode::schedule) and [`attend`](MlaDecode::attend) in one, for a single layer.
+    ///
+    /// # Errors
+    /// As those two.
+    pub fn run(
+        &self,
+        stream: &Stream<B>,
+        plan: &Plan<B>,
+        workspace: &mut Workspace<B>,
+        args: DecodeArgs<'_, B>,
+    ) -> Result<()> {
+        let table_width = self.check_args(plan, &args)?;
+        self.schedule(stream, plan, workspace, args.seq_lens, table_width, args.causal)?;
+        self.attend(stream, plan, workspace, args)
+    }
+
+    /// The fields that plan, configuration and workspace give.
+    fn base_params(&self, plan: &Plan<B>, workspace: &mut Workspace<B>, causal: bool) -> Result<DecodeParams> {
+        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, .. } = plan.decode;
+        let [table, partial_out, partial_lse] = workspace.views(0, &plan.decode.workspace_views())?;
+        let rank = self.config.kv_lora_rank;
+        Ok(DecodeParams {
+            partial_out,
+            partial_lse,
+            schedule: if schedule == ScheduleKind::Balanced { table } else { 0 },
+            batch: check::int("batch", shape.batch)?,
+            query_len: check::int("query_len", shape.query_len)?,
+            query_group: check::int("query_len", query_group)?,
+            num_heads: check::int("num_heads", shape.num_heads)?,
+            kv_lora_rank: check::int("kv_lora_rank", rank)?,
+            rope_dim: check::int("qk_rope_head_dim", self.config.qk_rope_head_dim)?,
+            page_size: check::int("page_size", self.config.page_size)?,
+            causal: i32::from(causal && shape.query_len > 1),
+            schedule_kind: schedule as i32,
+            num_kv_splits: check::int("policy", num_kv_splits)?,
+            split_tokens: check::int("policy", split_tokens)?,
+            num_parts: check::int("policy", num_parts)?,
+            tile_tokens: plan.kernels.split.tile_tokens as i32,
+            sm_scale: self.config.sm_scale,
+            softcap: self.config.softcap,
+            kv_scale: 1.0,
+            fixed_cost: FIXED_COST,
+            ..bytemuck::Zeroable::zeroed()
+        })
+    }
+
+    fn check_seq_lens(&self, plan: &Plan<B>, seq_lens: &Tensor<B>) -> Result<()> {
+        check::dtype("seq_lens", seq_lens, &[DType::I32])?;
+        check::shape("seq_lens", seq_lens, &[plan.decode.shape.batch])?;
+        check::contiguous("seq_lens", seq_lens)
+    }
+
+    /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
+    fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
+        let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
+        let (rank, width) = (self.config.kv_lora_rank, self.config.head_dim());
+        self.check_seq_lens(plan, args.seq_lens)?;
+        check::dtype("block_table", args.block_table, &[DType::I32])?;
+        check::dense_rows("block_table", args.block_table)?;
+        let table_width = match args.block_table.shape() {
+            [rows, table_width] if *rows == batch => *table_width,
+            got => {
+                let expected = format!("[{batch}, table_width]");
+                return Err(Error::Shape { arg: "block_table", expected, got: got.to_vec() });
+            }
+        };
+        let cache = args.kv_cache;
+        if cache.dtype() != self.kv_dtype {
+            return Err(Error::argument("kv_cache", format!("{} where {} was set up", cache.dtype(), self.kv_dtype)));
+        }
+        if (cache.kv_lora_rank(), cache.rope_dim(), cache.page_size())
+            != (rank, self.config.qk_rope_head_dim, self.config.page_size)
+        {
+            return Err(Error::Shape {
+                arg: "kv_cache",
+                expected: format!("[num_pages, {}, {width}]", self.config.page_size),
+                got: cache.latent().shape().to_vec(),
+            });
+        }
+        check::kv_scale(args.kv_scale, self.kv_dtype)?;
+        check::int("block_table", table_width.saturating_mul(self.config.page_size))?;
+        for (arg, tensor, last) in [("q", args.q, width), ("out", &*args.out, rank)] {
+            if tensor.dtype() != self.q_dtype {
+                return Err(Error::argument(arg, format!("{} where {} was set up", tensor.dtype(), self.q_dtype)));
+            }
+            check::dense_rows(arg, tensor)?;
+            check_rows(arg, tensor, batch, query_len, &[num_heads, last])?;
+        }
+        let inputs = [("q", args.q), ("kv_cache", cache.latent())];
+        check::disjoint("out", args.out, &inputs)?;
+        if let Some(lse) = args.lse.as_deref() {
+            check::dtype("lse", lse, &[DType::F32])?;
+            check::dense_rows("lse", lse)?;
+            check_rows("lse", lse, batch, query_len, &[num_heads])?;
+            check::disjoint("lse", lse, &[("q", args.q), ("kv_cache", cache.latent()), ("out", args.out)])?;
+        }
+        Ok(table_width)
+    }
+}
+
+/// Checks that a tensor is `[batch * query_len, ..rest]` or `[batch, query_len, ..rest]`.
+fn check_rows<B: Backend>(
+    arg: &'static str,
+    tensor: &Tensor<B>,
+    batch: usize,
+    query_len: usize,
+    rest: &[usize],
+) -> Result<()> {
+    let shape = tensor.shape();
+    let fits = match shape.len().checked_sub(rest.len()) {
+        Some(1) => shape[0] == batch * query_len && shape[1..] == *rest,
+        Some(2) => shape[..2] == [batch, query_len] && shape[2..] == *rest,
+        _ => false,
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Error::Shape {
+            arg,
+            expected: format!("[{}, {rest:?}] or [{batch}, {query_len}, {rest:?}] (flattened)", batch * query_len),
+            got: shape.to_vec(),
+        }),
+    }
+}
+
+/// Strides of sequence, token and head of a tensor that passed [`check_rows`]; an LSE has no further dimension.
+fn row_strides<B: Backend>(arg: &'static str, tensor: &Tensor<B>, batch: usize, query_len: usize) -> Result<[i64; 3]> {
+    let strides = tensor.strides();
+    let dims = if arg == "lse" { 2 } else { 3 };
+    let [sequence, token, head] = match strides.len() - dims {
+        0 => [strides[0] * query_len, strides[0], strides[1]],
+        _ => [strides[0], strides[1], strides[2]],
+    };
+    let last = [batch, query_len, 1]
+        .iter()
+        .zip([sequence, token, head])
+        .try_fold(0_usize, |sum, (extent, stride)| sum.checked_add(extent.saturating_sub(1).checked_mul(stride)?));
+    match last.map(i64::try_from) {
+        Some(Ok(_)) => Ok([sequence as i64, token as i64, head as i64]),
+        _ => Err(Error::argument(arg, "strides overflow")),
+    }
+}
+
+/// Keeps the scratch alive for the graph being captured, if one is.
+fn retain_workspace<B: Backend>(stream: &Stream<B>, workspace: &Workspace<B>) {
+    if let Some(buffer) = workspace.buffer(0) {
+        stream.retain_buffer(buffer);
+    }
+}
+
+/// A grid's extent.
+fn blocks(count: usize) -> Result<u32> {
+    match u32::try_from(count) {
+        Ok(blocks) if blocks <= i32::MAX as u32 => Ok(blocks),
+        _ => Err(Error::argument(
+            "batch",
+            format!("{count} blocks in one launch: fewer sequences or splits are possible"),
+        )),
+    }
+}
