@@ -123,6 +123,52 @@ pub enum Error {
         /// Who asked.
         caller: &'static Location<'static>,
     },
+    /// A workspace slot would have to grow while a captured graph uses its buffer. Its contents and its buffer are unchanged.
+    #[error(
+        "workspace slot {slot} has {have} bytes in use by a captured graph but {need} were asked at {caller}; \
+         drop the graphs that use it, or reserve the largest plan before capturing"
+    )]
+    WorkspaceInUse {
+        /// The slot asked for.
+        slot: usize,
+        /// Bytes asked for, rounded as the workspace rounds them.
+        need: usize,
+        /// Bytes the slot has.
+        have: usize,
+        /// Who asked.
+        caller: &'static Location<'static>,
+    },
+    /// The query tokens of a block cannot be shared out evenly over its requests.
+    #[error(
+        "{num_rows} query rows cannot be shared out evenly over {num_reqs} requests; a decode block has one query length"
+    )]
+    UnevenRows {
+        /// Query tokens of the block.
+        num_rows: usize,
+        /// Requests of the block.
+        num_reqs: usize,
+    },
+    /// A causal block of several query tokens meets a cache sharded over ranks.
+    #[error(
+        "causal rows of {query_len} query tokens cannot be laid out from one length per request when the cache is sharded over \
+         {dcp_size} ranks; give each row its own local length, or decode one token at a time"
+    )]
+    CausalDcp {
+        /// Query tokens per request.
+        query_len: usize,
+        /// Ranks of decode context parallelism.
+        dcp_size: usize,
+    },
+    /// No multiple of the query length fits under the largest capture size.
+    #[error(
+        "no capture size up to {max_size} holds a query of {query_len} tokens; raise the largest size or draft fewer tokens"
+    )]
+    NoCaptureSizes {
+        /// Largest size allowed.
+        max_size: usize,
+        /// Query tokens per sequence of a decode batch.
+        query_len: usize,
+    },
     /// Device memory ran out. Nothing was kept of the failed allocation.
     #[error("{backend}: out of memory while allocating {bytes} bytes for {purpose}")]
     OutOfMemory {

@@ -2,19 +2,26 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 pub mod backend;
+pub mod batch;
 pub mod config;
 pub mod error;
+pub mod fp8;
 pub mod graph;
 pub mod kernel;
+pub mod model;
 pub mod ops;
 pub mod plan;
+pub mod reference;
+pub mod session;
 pub mod stream;
 pub mod tensor;
+pub mod testing;
 pub mod workspace;
 
 #[cfg(feature = "cuda")]
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use backend::cuda::Cuda;
+pub use backend::host::Host;
 #[cfg(feature = "rocm")]
 #[cfg_attr(docsrs, doc(cfg(feature = "rocm")))]
 pub use backend::rocm::Rocm;
@@ -22,8 +29,15 @@ pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
 pub use error::{Error, Result};
 pub use graph::{GraphMode, GraphSupport, QueryLenSupport};
+pub use model::ModelConfig;
 pub use ops::{DecodeArgs, KvCache, MlaDecode};
 pub use plan::{DecodePlan, SplitPolicy};
+pub use session::DecodeSession;
 pub use stream::{Graph, Stream};
 pub use tensor::{DType, Element, Tensor};
 pub use workspace::Workspace;
+
+// The README's example compiles and runs.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -48,6 +48,49 @@ pub fn scratch_shape(num_rows: usize, num_heads: usize, num_kv_splits: usize, kv
     [num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]
 }
 
+/// What bounds the scratch of every step of an engine in vLLM's layout: the reservation that its Triton MLA backend makes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScratchReservation {
+    /// Most sequences in a batch.
+    pub max_num_seqs: usize,
+    /// Most query tokens per sequence that count as decode.
+    pub decode_threshold: usize,
+    /// Query heads of one rank.
+    pub num_heads: usize,
+    /// Ranks of decode context parallelism: the queries of all their heads are gathered.
+    pub dcp_size: usize,
+    /// Longest sequence, in tokens.
+    pub max_seq_len: usize,
+    /// Compute units of the device.
+    pub num_compute_units: usize,
+    /// Width of the latent part.
+    pub kv_lora_rank: usize,
+}
+
+impl ScratchReservation {
+    /// Shape of the float32 scratch, as [`scratch_shape`].
+    ///
+    /// Source: vLLM, `_reserve_attn_logits_workspace`.
+    pub fn shape(&self) -> [usize; 4] {
+        scratch_shape(
+            self.max_num_seqs.saturating_mul(self.decode_threshold),
+            self.num_heads.saturating_mul(self.dcp_size),
+            num_kv_splits(self.max_seq_len, self.num_compute_units),
+            self.kv_lora_rank,
+        )
+    }
+
+    /// Bytes of that scratch.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] if they overflow.
+    pub fn bytes(&self) -> Result<usize> {
+        let shape = self.shape();
+        let bytes = shape.iter().try_fold(size_of::<f32>(), |bytes, &extent| bytes.checked_mul(extent));
+        bytes.ok_or_else(|| Error::argument("shape", format!("the scratch {shape:?} overflows")))
+    }
+}
+
 /// How many splits a sequence may have, and where they lie.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]

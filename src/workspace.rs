@@ -1,72 +1,221 @@
-//! Scratch memory that is reserved once and then locked (provisional).
+//! The scratch memory of decode steps: reserved once for the worst case, then locked.
+//!
+//! A workspace has a number of slots, one for each step that may be in flight at once. A slot is one buffer; the views of a step
+//! are laid out in it from the start, each on a multiple of [`ALIGNMENT`] bytes. Views of later steps overlap those of earlier
+//! ones, so nothing is kept from step to step.
+//!
+//! [`SlotTable`] is the bookkeeping, free of any device; [`Workspace`] adds the buffers. Source of the rules: vLLM,
+//! `WorkspaceManager`. Beyond it: a request for no bytes always works, and a buffer that a captured graph uses is never freed
+//! under it, locked or not.
 
 use std::panic::Location;
 use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::stream::Stream;
 
-/// Alignment of a view, in bytes.
-pub const ALIGN: usize = 256;
+/// Every view begins on a multiple of this many bytes.
+pub const ALIGNMENT: usize = 256;
 
-/// Scratch memory: one growing buffer per slot, until it is locked.
-#[derive(Debug)]
-pub struct Workspace<B: Backend> {
-    backend: B,
-    slots: Vec<Option<(Arc<B::Buffer>, usize)>>,
+/// Lays out views of the given sizes, in bytes: the offset of each, and the bytes of all.
+///
+/// # Errors
+/// [`Error::Argument`] if the sizes overflow.
+pub fn layout<const N: usize>(sizes: &[usize; N]) -> Result<([usize; N], usize)> {
+    let mut offsets = [0; N];
+    let mut total = 0_usize;
+    for (offset, &size) in offsets.iter_mut().zip(sizes) {
+        *offset = total;
+        total = size
+            .checked_next_multiple_of(ALIGNMENT)
+            .and_then(|size| total.checked_add(size))
+            .ok_or_else(|| Error::argument("sizes", format!("{sizes:?} bytes overflow")))?;
+    }
+    Ok((offsets, total))
+}
+
+/// What a request means for its slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fit {
+    /// The slot is large enough.
+    Fits,
+    /// The slot must grow to this many bytes.
+    Grow(usize),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Slot {
+    bytes: usize,
+    generation: u64,
+}
+
+/// The sizes of the slots and the lock.
+#[derive(Debug, Clone)]
+pub struct SlotTable {
+    slots: Vec<Slot>,
     locked: bool,
 }
 
-impl<B: Backend> Workspace<B> {
-    /// A workspace of one slot.
-    pub fn new(backend: &B) -> Self {
-        Self { backend: backend.clone(), slots: vec![None], locked: false }
-    }
-
-    /// Grows a slot to hold these views at once.
+impl SlotTable {
+    /// Slots of no bytes, unlocked.
     ///
     /// # Errors
-    /// [`Error::WorkspaceLocked`], [`Error::OutOfMemory`].
-    #[track_caller]
-    pub fn reserve(&mut self, slot: usize, bytes: &[usize]) -> Result<()> {
-        let need: usize = bytes.iter().map(|b| b.next_multiple_of(ALIGN)).sum();
-        let have = self.slots[slot].as_ref().map_or(0, |(_, bytes)| *bytes);
+    /// [`Error::Argument`] for no slots.
+    pub fn new(num_slots: usize) -> Result<Self> {
+        if num_slots == 0 {
+            return Err(Error::argument("num_slots", "0; at least 1"));
+        }
+        Ok(Self { slots: vec![Slot::default(); num_slots], locked: false })
+    }
+
+    fn slot(&self, slot: usize) -> Result<&Slot> {
+        self.slots
+            .get(slot)
+            .ok_or_else(|| Error::argument("slot", format!("{slot}, but the workspace has {}", self.slots.len())))
+    }
+
+    /// Whether a slot can serve views of `need` bytes altogether. Changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::WorkspaceLocked`] if the slot would have to grow and may not, naming `caller`. [`Error::Argument`] for a slot
+    /// that is not there.
+    pub fn fit(&self, slot: usize, need: usize, caller: &'static Location<'static>) -> Result<Fit> {
+        let have = self.slot(slot)?.bytes;
         if need <= have {
-            return Ok(());
+            Ok(Fit::Fits)
+        } else if self.locked {
+            Err(Error::WorkspaceLocked { slot, need, have, caller })
+        } else {
+            Ok(Fit::Grow(need))
         }
-        if self.locked {
-            return Err(Error::WorkspaceLocked { slot, need, have, caller: Location::caller() });
-        }
-        self.slots[slot] = None;
-        self.slots[slot] = Some((Arc::new(self.backend.alloc(need, "the workspace")?), need));
+    }
+
+    /// Notes that a slot has another buffer now, or none: its generation goes up.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot that is not there.
+    pub fn replaced(&mut self, slot: usize, bytes: usize) -> Result<()> {
+        self.slot(slot)?;
+        let entry = &mut self.slots[slot];
+        *entry = Slot { bytes, generation: entry.generation + 1 };
         Ok(())
     }
 
-    /// Addresses of views of these sizes, in one slot.
-    ///
-    /// # Errors
-    /// As [`Workspace::reserve`].
-    #[track_caller]
-    pub fn views<const N: usize>(&mut self, slot: usize, bytes: [usize; N]) -> Result<[u64; N]> {
-        self.reserve(slot, &bytes)?;
-        let mut at = self.slots[slot].as_ref().map_or(0, |(buffer, _)| self.backend.addr(buffer));
-        Ok(bytes.map(|bytes| {
-            let view = at;
-            at += bytes.next_multiple_of(ALIGN) as u64;
-            view
-        }))
+    /// Bytes of each slot.
+    pub fn bytes(&self) -> impl Iterator<Item = usize> + '_ {
+        self.slots.iter().map(|slot| slot.bytes)
     }
 
-    /// Forbids growth.
+    /// How often a slot's buffer was replaced: unchanged as long as its addresses hold.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for a slot that is not there.
+    pub fn generation(&self, slot: usize) -> Result<u64> {
+        Ok(self.slot(slot)?.generation)
+    }
+
+    /// Forbids growth. May be repeated.
     pub fn lock(&mut self) {
         self.locked = true;
     }
 
-    /// Keeps the buffers alive for the graph being captured on the stream.
-    pub(crate) fn retain(&self, stream: &Stream<B>) {
-        for (buffer, _) in self.slots.iter().flatten() {
-            stream.retain_buffer(buffer);
+    /// Allows growth again. May be repeated.
+    pub fn unlock(&mut self) {
+        self.locked = false;
+    }
+
+    /// Whether growth is forbidden.
+    pub fn is_locked(&self) -> bool {
+        self.locked
+    }
+}
+
+/// Scratch memory on one device.
+pub struct Workspace<B: Backend> {
+    backend: B,
+    table: SlotTable,
+    buffers: Vec<Option<Arc<B::Buffer>>>,
+}
+
+impl<B: Backend> std::fmt::Debug for Workspace<B> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Workspace").field("backend", &B::NAME).field("table", &self.table).finish_non_exhaustive()
+    }
+}
+
+impl<B: Backend> Workspace<B> {
+    /// A workspace of `num_slots` empty slots.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for no slots.
+    pub fn new(backend: &B, num_slots: usize) -> Result<Self> {
+        let table = SlotTable::new(num_slots)?;
+        Ok(Self { backend: backend.clone(), table, buffers: (0..num_slots).map(|_| None).collect() })
+    }
+
+    /// Grows a slot, if need be, so that it can serve views of these sizes, in bytes. Other slots are untouched.
+    ///
+    /// # Errors
+    /// [`Error::WorkspaceLocked`] after [`lock`](Self::lock), naming the line that called; [`Error::WorkspaceInUse`] if a
+    /// captured graph uses the slot's buffer: nothing changes then. [`Error::OutOfMemory`], which leaves the slot empty.
+    #[track_caller]
+    pub fn reserve<const N: usize>(&mut self, slot: usize, sizes: &[usize; N]) -> Result<()> {
+        let (_, need) = layout(sizes)?;
+        self.grow(slot, need, Location::caller())
+    }
+
+    /// Device addresses of views of these sizes, in bytes. A slot that is not locked grows as by [`reserve`](Self::reserve); a
+    /// locked one never does, so a step allocates nothing, on the host neither. The address of an empty view in a slot without
+    /// a buffer is 0.
+    ///
+    /// # Errors
+    /// As [`reserve`](Self::reserve).
+    #[track_caller]
+    pub fn views<const N: usize>(&mut self, slot: usize, sizes: &[usize; N]) -> Result<[u64; N]> {
+        let (offsets, need) = layout(sizes)?;
+        self.grow(slot, need, Location::caller())?;
+        let base = self.buffers[slot].as_ref().map_or(0, |buffer| self.backend.addr(buffer));
+        Ok(offsets.map(|offset| base + offset as u64))
+    }
+
+    /// The buffer of a slot, for a graph to keep alive. While anything but the workspace holds it, the slot cannot grow.
+    pub fn buffer(&self, slot: usize) -> Option<&Arc<B::Buffer>> {
+        self.buffers.get(slot)?.as_ref()
+    }
+
+    /// Forbids growth from now on: what was reserved is all there is.
+    pub fn lock(&mut self) {
+        self.table.lock();
+        #[cfg(feature = "tracing")]
+        tracing::debug!(bytes = self.table.bytes().sum::<usize>(), "workspace locked");
+    }
+
+    /// Allows growth again. Buffers that graphs use still cannot be replaced.
+    pub fn unlock(&mut self) {
+        self.table.unlock();
+        #[cfg(feature = "tracing")]
+        tracing::debug!("workspace unlocked");
+    }
+
+    /// Sizes, generations and lock.
+    pub fn table(&self) -> &SlotTable {
+        &self.table
+    }
+
+    fn grow(&mut self, slot: usize, need: usize, caller: &'static Location<'static>) -> Result<()> {
+        let Fit::Grow(bytes) = self.table.fit(slot, need, caller)? else { return Ok(()) };
+        let have = self.table.bytes().nth(slot).unwrap_or(0);
+        if self.buffers[slot].as_ref().is_some_and(|buffer| Arc::strong_count(buffer) > 1) {
+            return Err(Error::WorkspaceInUse { slot, need, have, caller });
         }
+        // The old buffer goes first: both need never fit at once.
+        if self.buffers[slot].take().is_some() {
+            self.table.replaced(slot, 0)?;
+        }
+        self.buffers[slot] = Some(Arc::new(self.backend.alloc(bytes, "the workspace")?));
+        self.table.replaced(slot, bytes)?;
+        #[cfg(feature = "tracing")]
+        tracing::debug!(slot, from = have, to = bytes, caller = %caller, "workspace slot resized");
+        Ok(())
     }
 }

@@ -2,28 +2,29 @@
 //! the sources as they are. Needs no GPU.
 #![cfg(feature = "cuda")]
 
-mod require;
-
 use latentwave::kernel::{self, Entry, Variant, select};
+use latentwave::testing::not_run;
 use latentwave::{DType, Error};
 use rayon::prelude::*;
-use require::not_run;
 
 /// Architectures of NVIDIA that the table serves.
 const ARCHES: [&str; 6] = ["sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120a"];
 
-/// Why there is no compiler here, if there is none.
-fn compiler_missing() -> Option<Error> {
+/// Whether there is a compiler here; says so if not.
+fn has_compiler(test: &str) -> bool {
     match kernel::compile("sm_90a", &Variant::simple(Entry::MergeStates, DType::BF16)) {
-        Err(error @ Error::Unavailable { .. }) => Some(error),
-        _ => None,
+        Err(error @ Error::Unavailable { .. }) => {
+            not_run(test, "nvrtc", &error);
+            false
+        }
+        _ => true,
     }
 }
 
 #[test]
 fn every_variant_compiles_for_every_architecture_without_spills() {
-    if let Some(error) = compiler_missing() {
-        return not_run("nvrtc", &error.to_string());
+    if !has_compiler("every_variant_compiles_for_every_architecture_without_spills") {
+        return;
     }
     let cases: Vec<_> =
         ARCHES.iter().flat_map(|arch| select::variants(arch).into_iter().map(move |v| (*arch, v))).collect();
@@ -44,8 +45,8 @@ fn every_variant_compiles_for_every_architecture_without_spills() {
 
 #[test]
 fn an_unknown_newer_architecture_gets_portable_code() {
-    if let Some(error) = compiler_missing() {
-        return not_run("nvrtc", &error.to_string());
+    if !has_compiler("an_unknown_newer_architecture_gets_portable_code") {
+        return;
     }
     let variant = select::variants("sm_90a")[0];
     let code = kernel::compile("sm_999a", &variant).unwrap().code;
@@ -54,8 +55,8 @@ fn an_unknown_newer_architecture_gets_portable_code() {
 
 #[test]
 fn a_kernel_that_does_not_compile_names_itself_the_architecture_and_the_line() {
-    if let Some(error) = compiler_missing() {
-        return not_run("nvrtc", &error.to_string());
+    if !has_compiler("a_kernel_that_does_not_compile_names_itself_the_architecture_and_the_line") {
+        return;
     }
     let broken = Variant { kv_lora_rank: 7, tile_tokens: 3, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
     match kernel::compile("sm_90a", &broken) {

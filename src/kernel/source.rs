@@ -43,8 +43,8 @@ pub const CUDA: Dialect = Dialect {
     backend: "cuda",
     vendor: embed!("kernels/vendor.h"),
     mma: embed!("kernels/mma.h"),
-    // The second prints registers and spills into the log; it does not change the code.
-    options: &["--std=c++17", "--ptxas-options=-v"],
+    // The last prints registers and spills into the log; it does not change the code.
+    options: &["--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v"],
 };
 
 /// AMD's dialect.
@@ -53,7 +53,8 @@ pub const ROCM: Dialect = Dialect {
     backend: "rocm",
     vendor: SourceFile { name: "hip/device/vendor.h", text: hip_sys::VENDOR_H },
     mma: SourceFile { name: "hip/device/mma.h", text: hip_sys::MMA_H },
-    options: &["-std=c++17", "-O3"],
+    // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
+    options: &["-std=c++17", "-O3", "-mcode-object-version=5"],
 };
 
 const PARAMS: SourceFile = embed!("kernels/params.h");
@@ -63,6 +64,8 @@ const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
+const PROBE: SourceFile = embed!("kernels/probe.cu");
+const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 
 /// The file that holds a variant's entry point.
 fn kernel_file(variant: &Variant) -> &'static SourceFile {
@@ -72,6 +75,8 @@ fn kernel_file(variant: &Variant) -> &'static SourceFile {
         Entry::DecodeReduce => &DECODE_REDUCE,
         Entry::CacheWrite | Entry::CacheGather => &CACHE,
         Entry::MergeStates | Entry::DcpCombine => &MERGE,
+        Entry::ProbeMatmul if variant.form == 1 => &SM90_PROBE,
+        Entry::ProbeRead | Entry::ProbeMatmul => &PROBE,
     }
 }
 

@@ -65,7 +65,7 @@ pub(super) fn int(arg: &'static str, value: usize) -> Result<i32> {
 /// A scale of cached values: finite, positive, and 1 where the cache is not quantised.
 ///
 /// vLLM-like code that applies a scale to a 16-bit cache makes every score wrong by that factor (sglang issue 18396).
-pub(super) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
+pub(crate) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
     if !(scale.is_finite() && scale > 0.0) {
         return Err(Error::argument("kv_scale", format!("{scale}: a positive finite number is needed")));
     }
@@ -94,17 +94,37 @@ pub fn check_batch<'a>(
     max_seq_len: usize,
 ) -> Result<()> {
     for (seq, &len) in seq_lens.iter().enumerate() {
-        let pages = table(seq);
-        let capacity = (pages.len() * page_size).min(max_seq_len);
-        let tokens = usize::try_from(len).ok().filter(|&tokens| tokens <= capacity);
-        let tokens = tokens.ok_or(Error::SeqLenOutOfRange { seq, len: i64::from(len), capacity })?;
-        for (slot, &page) in pages[..tokens.div_ceil(page_size)].iter().enumerate() {
-            if usize::try_from(page).map_or(true, |page| page >= num_pages) {
-                return Err(Error::PageOutOfRange { seq, slot, page, num_pages });
-            }
-        }
+        let row = table(seq);
+        let used = used_pages(seq, len, row.len(), page_size, max_seq_len)?;
+        pages(seq, &row[..used], num_pages)?;
     }
     Ok(())
+}
+
+/// Pages that sequence `seq` of `len` tokens uses of a row of `table_width`.
+pub(crate) fn used_pages(
+    seq: usize,
+    len: i32,
+    table_width: usize,
+    page_size: usize,
+    max_seq_len: usize,
+) -> Result<usize> {
+    let capacity = table_width.saturating_mul(page_size).min(max_seq_len);
+    let tokens = usize::try_from(len).ok().filter(|&tokens| tokens <= capacity);
+    tokens.map(|tokens| tokens.div_ceil(page_size)).ok_or(Error::SeqLenOutOfRange {
+        seq,
+        len: i64::from(len),
+        capacity,
+    })
+}
+
+/// Checks the pages that sequence `seq` uses.
+pub(crate) fn pages(seq: usize, used: &[i32], num_pages: usize) -> Result<()> {
+    let bad = used.iter().position(|&page| usize::try_from(page).map_or(true, |page| page >= num_pages));
+    match bad {
+        Some(slot) => Err(Error::PageOutOfRange { seq, slot, page: used[slot], num_pages }),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

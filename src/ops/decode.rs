@@ -166,7 +166,7 @@ impl<B: Backend> MlaDecode<B> {
         params.table_width = check::int("block_table", table_width)?;
         let launch = Launch { grid: [1, 1, 1], threads: plan.kernels.plan.threads, shared_bytes: 0, dependent: false };
         stream.retain(&[Some(seq_lens)]);
-        workspace.retain(stream);
+        retain_workspace(stream, workspace);
         // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
         unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(params)) }
     }
@@ -248,7 +248,7 @@ impl<B: Backend> MlaDecode<B> {
         let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
         stream.retain(&tensors);
         stream.retain(&[Some(&*args.out), lse]);
-        workspace.retain(stream);
+        retain_workspace(stream, workspace);
         let params = Params::Decode(params);
         // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
@@ -277,7 +277,7 @@ impl<B: Backend> MlaDecode<B> {
     /// The fields that plan, configuration and workspace give.
     fn base_params(&self, plan: &Plan<B>, workspace: &mut Workspace<B>, causal: bool) -> Result<DecodeParams> {
         let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, .. } = plan.decode;
-        let [table, partial_out, partial_lse] = workspace.views(0, plan.decode.workspace_views())?;
+        let [table, partial_out, partial_lse] = workspace.views(0, &plan.decode.workspace_views())?;
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
             partial_out,
@@ -397,6 +397,13 @@ fn row_strides<B: Backend>(arg: &'static str, tensor: &Tensor<B>, batch: usize, 
     match last.map(i64::try_from) {
         Some(Ok(_)) => Ok([sequence as i64, token as i64, head as i64]),
         _ => Err(Error::argument(arg, "strides overflow")),
+    }
+}
+
+/// Keeps the scratch alive for the graph being captured, if one is.
+fn retain_workspace<B: Backend>(stream: &Stream<B>, workspace: &Workspace<B>) {
+    if let Some(buffer) = workspace.buffer(0) {
+        stream.retain_buffer(buffer);
     }
 }
 

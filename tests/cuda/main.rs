@@ -8,8 +8,6 @@ mod graphs;
 mod kernels;
 #[path = "../gpu/memory.rs"]
 mod memory;
-#[path = "../require/mod.rs"]
-mod require;
 #[path = "../gpu/support.rs"]
 mod support;
 mod vendor;

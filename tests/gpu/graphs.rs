@@ -114,6 +114,12 @@ fn an_abandoned_capture_leaves_the_stream_usable_and_runs_nothing() {
             })
         }));
         assert!(unwound.is_err());
+        // A stream that is dropped in the middle does not stay in capture when it serves again.
+        let dropped = gpu.create_stream().unwrap();
+        gpu.begin_capture(&dropped).unwrap();
+        copy.enqueue(gpu, &dropped, false).unwrap();
+        drop(dropped);
+        gpu.synchronize(&gpu.create_stream().unwrap()).unwrap();
         // Outside of any capture there is nothing to end.
         gpu.abort_capture(raw);
         assert!(matches!(gpu.end_capture(raw).map(|_| ()), Err(Error::CaptureFailed { .. })));

@@ -6,8 +6,7 @@ use latentwave::kernel::cache::DiskCache;
 use latentwave::kernel::{Launch, Origin, Params, Variant};
 use latentwave::{Backend, Error};
 
-use super::require::not_run;
-use super::support::{Copy, copy_variant, on_each_device};
+use super::support::{Copy, copy_variant, not_run, on_each_device};
 use super::vendor::{COMPILER, Gpu, REFUSED_LAUNCH};
 
 #[test]
@@ -33,7 +32,7 @@ fn kernels_are_prepared_once_cached_on_disk_and_rebuilt_when_the_entry_is_corrup
             Ok(())
         };
         match check(&fresh(), Origin::Compiled) {
-            Err(error @ Error::Unavailable { .. }) => return not_run(COMPILER, &error.to_string()),
+            Err(error @ Error::Unavailable { .. }) => return not_run(COMPILER, &error),
             done => done.unwrap(),
         }
         check(&fresh(), Origin::Cached).unwrap();

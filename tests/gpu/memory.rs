@@ -158,3 +158,24 @@ fn dropped_memory_is_not_reused_under_work_that_reads_it() {
         }
     });
 }
+
+#[test]
+fn devices_and_handles_are_used_side_by_side_on_one_thread() {
+    on_each_device(|gpu| {
+        let count = Gpu::devices().unwrap().len();
+        let handles: Vec<Gpu> = (0..count).map(|index| Gpu::new(index).unwrap()).chain([gpu.clone()]).collect();
+        let data = |round: u64, handle: usize| noise(round * 100 + handle as u64, 70_000);
+        let places: Vec<_> = handles
+            .iter()
+            .map(|gpu| (gpu, gpu.create_stream().unwrap(), gpu.alloc(70_000, "a place").unwrap()))
+            .collect();
+        for round in 0..3 {
+            for (index, (gpu, stream, place)) in places.iter().enumerate() {
+                upload(gpu, stream, place, &data(round, index));
+            }
+            for (index, (gpu, stream, place)) in places.iter().enumerate() {
+                assert!(download(gpu, stream, place, 70_000) == data(round, index), "round {round}, handle {index}");
+            }
+        }
+    });
+}

@@ -4,18 +4,24 @@ use latentwave::kernel::params::MergeParams;
 use latentwave::kernel::{Entry, Launch, Params, Variant};
 use latentwave::{Backend, DType, Error, Result};
 
-use super::require::not_run;
+use latentwave::testing;
+
 use super::vendor::{COMPILER, Gpu};
 
 type Buffer = <Gpu as Backend>::Buffer;
 type GpuStream = <Gpu as Backend>::Stream;
 type Kernel = <Gpu as Backend>::Kernel;
 
+/// Says what could not be run in the test of this thread.
+pub(super) fn not_run(name: &str, reason: &dyn std::fmt::Display) {
+    testing::not_run(std::thread::current().name().unwrap_or("a test"), name, reason);
+}
+
 pub(super) fn on_each_device(test: impl Fn(&Gpu)) {
     match Gpu::devices() {
-        Ok(devices) if devices.is_empty() => not_run(Gpu::NAME, "the driver sees no GPU"),
+        Ok(devices) if devices.is_empty() => not_run(Gpu::NAME, &"the driver sees no GPU"),
         Ok(devices) => (0..devices.len()).for_each(|index| test(&Gpu::new(index).unwrap())),
-        Err(error) => not_run(Gpu::NAME, &error.to_string()),
+        Err(error) => not_run(Gpu::NAME, &error),
     }
 }
 
@@ -72,7 +78,7 @@ impl Copy {
             Ok(kernel) => Some(Self::with_kernel(gpu, kernel)),
             // Neither code carried for this device nor a compiler.
             Err(error @ Error::Unavailable { .. }) => {
-                not_run(COMPILER, &error.to_string());
+                not_run(COMPILER, &error);
                 None
             }
             Err(error) => panic!("{error}"),

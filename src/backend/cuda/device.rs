@@ -264,6 +264,10 @@ impl RawDevice for Device {
         told.is_err() || status != 0
     }
 
+    fn abort_capture(&self, stream: StreamHandle) {
+        super::graph::abort(self, stream);
+    }
+
     fn create_event(&self) -> Result<EventHandle> {
         let _bound = self.bind_relaxed()?;
         let mut event = null_mut();

@@ -40,16 +40,21 @@ pub(super) fn explain(error: &dyn std::error::Error) -> String {
     }
 }
 
-/// Opens a library with its symbols visible to the libraries that it opens itself.
+/// Opens a library.
 pub(super) fn open(path: &Path) -> Result<Library, String> {
     // SAFETY: the vendor's libraries run nothing harmful when they are opened.
+    unsafe { Library::new(path) }.map_err(|error| explain(&error))
+}
+
+/// Opens a library whose symbols other libraries shall find.
+pub(super) fn open_global(path: &Path) -> Result<Library, String> {
+    // SAFETY: as above.
     #[cfg(unix)]
     let opened = unsafe {
         use libloading::os::unix::{Library as Unix, RTLD_GLOBAL, RTLD_NOW};
-        Unix::open(Some(path), RTLD_NOW | RTLD_GLOBAL).map(Library::from)
+        Unix::open(Some(path), RTLD_NOW | RTLD_GLOBAL).map(Library::from).map_err(|error| explain(&error))
     };
     #[cfg(not(unix))]
-    // SAFETY: as above.
-    let opened = unsafe { Library::new(path) };
-    opened.map_err(|error| explain(&error))
+    let opened = open(path);
+    opened
 }

@@ -1,7 +1,8 @@
 //! NVIDIA GPUs. The driver and NVRTC are opened at run time, so a build needs no CUDA and a machine without it gets an error.
 //!
-//! `probe -> context -> prepare -> launch -> capture -> replay`: [`driver`] opens the library, [`device`] holds the context and
-//! the calls under memory and streams, [`module`] loads and launches, [`graph`] captures and replays, [`nvrtc`] compiles.
+//! `probe -> context -> prepare -> launch -> capture -> replay`: `driver.rs` opens the library, `device.rs` holds the context
+//! and the calls under memory and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `nvrtc.rs`
+//! compiles. Memory and streams themselves are in `backend/gpu/`, for all vendors.
 
 mod device;
 mod driver;

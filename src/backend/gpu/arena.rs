@@ -132,9 +132,17 @@ impl<D: RawDevice> Arena<D> {
         Ok(stream)
     }
 
-    /// Streams are kept and used again, so that the work of each stays known to the fences.
+    /// Streams are kept and used again, so that the work of each stays known to the fences. One that cannot be taken out of a
+    /// capture (which another thread began) is of no use to anyone.
     pub(super) fn release_stream(&self, stream: D::Stream) {
-        self.state().idle_streams.push(stream);
+        let mut state = self.state();
+        match self.device.is_capturing(stream) {
+            false => state.idle_streams.push(stream),
+            true => {
+                state.streams.retain(|known| *known != stream);
+                self.device.destroy_stream(stream);
+            }
+        }
     }
 
     /// Makes a caller's stream known to the fences, until [`Arena::give_back_stream`].

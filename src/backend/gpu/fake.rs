@@ -153,6 +153,10 @@ impl RawDevice for Fake {
         self.inner().capturing.contains(&stream)
     }
 
+    fn abort_capture(&self, stream: u64) {
+        self.set_capturing(stream, false);
+    }
+
     fn create_event(&self) -> Result<u64> {
         let mut inner = self.inner();
         inner.next += 1;

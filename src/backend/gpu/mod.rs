@@ -52,6 +52,9 @@ pub(crate) trait RawDevice: Send + Sync + 'static {
     /// Whether the stream records what is enqueued. True also when the driver does not tell.
     fn is_capturing(&self, stream: Self::Stream) -> bool;
 
+    /// Ends a capture and throws away what was recorded, if that can be done from this thread.
+    fn abort_capture(&self, stream: Self::Stream);
+
     /// Makes an event.
     fn create_event(&self) -> Result<Self::Event>;
 

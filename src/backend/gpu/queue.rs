@@ -74,11 +74,14 @@ impl<D: RawDevice> Queue<D> {
 
 impl<D: RawDevice> Drop for Queue<D> {
     fn drop(&mut self) {
+        let device = self.arena.device();
+        if self.owned && device.is_capturing(self.stream) {
+            device.abort_capture(self.stream);
+        }
         let staging = self.staging.get_mut().unwrap_or_else(PoisonError::into_inner);
         if let Some(mut staging) = staging.take() {
             // A ring whose last reads cannot be marked (its owner captures the stream) is left alone for good.
-            if !self.arena.device().is_capturing(self.stream) && staging.turn(self.arena.device(), self.stream).is_ok()
-            {
+            if !device.is_capturing(self.stream) && staging.turn(device, self.stream).is_ok() {
                 self.arena.release_staging(staging);
             }
         }
@@ -194,5 +197,16 @@ mod tests {
         let refused = unsafe { queue.upload(0, &[1]) };
         assert!(matches!(refused, Err(Error::GraphState { call: "upload", .. })));
         arena.device().set_capturing(queue.raw(), false);
+    }
+
+    #[test]
+    fn a_queue_dropped_in_a_capture_leaves_it() {
+        let arena = Arena::new(Fake::default());
+        let queue = Queue::new(&arena).unwrap();
+        let stream = queue.raw();
+        arena.device().set_capturing(stream, true);
+        drop(queue);
+        assert!(Queue::new(&arena).unwrap().raw() == stream);
+        assert!(!arena.device().is_capturing(stream));
     }
 }

@@ -1,0 +1,159 @@
+// The balanced schedule of a step from the lengths on the device: the algorithm and the table of `plan::balance` in
+// src/plan.rs, by one block. Sequences are scanned THREADS at a time with prefix sums; the part boundaries that fall among
+// them are found by binary search, in parallel.
+
+constexpr int WAVES = THREADS / WAVE;
+
+/// Floor and ceiling of a quotient; `b` > 0.
+DEVICE int64 floor_div(int64 a, int64 b) {
+    int64 q = a / b;
+    return q - (a % b < 0);
+}
+DEVICE int64 ceil_div(int64 a, int64 b) { return -floor_div(-a, b); }
+
+/// Inclusive prefix sum over the block, and the total.
+DEVICE int64 block_scan(int64 value, int64 SHARED* wave_total, int64& total) {
+    int lane = thread_index() % WAVE;
+    int wave = thread_index() / WAVE;
+    for (int delta = 1; delta < WAVE; delta *= 2) {
+        int64 below = shuffle_up(value, delta);
+        if (lane >= delta) value += below;
+    }
+    barrier();
+    if (lane == WAVE - 1) wave_total[wave] = value;
+    barrier();
+    total = 0;
+    for (int w = 0; w < WAVES; w++) {
+        if (w < wave) value += wave_total[w];
+        total += wave_total[w];
+    }
+    return value;
+}
+
+DEVICE int64 block_maximum(int64 value, int64 SHARED* wave_value) {
+    for (int mask = WAVE / 2; mask > 0; mask /= 2) {
+        int64 other = shuffle_xor(value, mask);
+        value = value > other ? value : other;
+    }
+    barrier();
+    if (thread_index() % WAVE == 0) wave_value[thread_index() / WAVE] = value;
+    barrier();
+    for (int w = 0; w < WAVES; w++) value = value > wave_value[w] ? value : wave_value[w];
+    return value;
+}
+
+/// How the total cost is cut.
+struct Cut {
+    int64 total, chunk, snap, fixed;
+
+    DEVICE int64 cost(int tiles) const { return tiles > 0 ? tiles + fixed : 0; }
+
+    /// First boundary strictly inside a sequence that begins at `begin`, and how many there are.
+    DEVICE int64 first_inside(int64 begin) const { return (begin + fixed + snap) / chunk + 1; }
+    DEVICE int64 count_inside(int64 begin, int tiles) const {
+        int64 high = ceil_div(begin + fixed + tiles - snap, chunk) - 1;
+        int64 count = high - first_inside(begin) + 1;
+        return count > 0 ? count : 0;
+    }
+};
+
+DEVICE int tiles_of(const DecodeParams& p, int virtual_seq) { return divide_up(extent(p, virtual_seq), p.tile_tokens); }
+
+/// Writes boundary `at` of the parts: the end of one and the beginning of the next.
+DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, int seq, int tile, int split) {
+    if (at > 0) {
+        parts[(at - 1) * PART_WORDS + 2] = seq;
+        parts[(at - 1) * PART_WORDS + 3] = tile;
+    }
+    if (at < p.num_parts) {
+        int GLOBAL* part = parts + at * PART_WORDS;
+        part[0] = seq;
+        part[1] = tile;
+        part[4] = split;
+        part[5] = part[6] = part[7] = 0;
+    }
+}
+
+KERNEL(THREADS) mla_plan(const DecodeParams p) {
+    SHARED_ARRAY(int64, wave_value, WAVES);
+    SHARED_ARRAY(int64, begins, THREADS);
+    SHARED_ARRAY(int, tiles, THREADS);
+    grid_dependency_wait();
+    grid_dependency_launch();
+
+    int thread = thread_index();
+    int virtual_seqs = p.batch * num_groups(p);
+    int GLOBAL* slot_begin = global_pointer<int>(p.schedule);
+    int64 parts_offset = (virtual_seqs + PART_WORDS) / PART_WORDS * PART_WORDS;
+    int GLOBAL* parts = slot_begin + parts_offset;
+
+    Cut cut = {0, 1, 0, p.fixed_cost};
+    int64 sum = 0;
+    int64 longest = 0;
+    for (int v = thread; v < virtual_seqs; v += THREADS) {
+        int64 cost = cut.cost(tiles_of(p, v));
+        sum += cost;
+        longest = longest > cost ? longest : cost;
+    }
+    block_scan(sum, wave_value, cut.total);
+    longest = block_maximum(longest, wave_value);
+    cut.chunk = ceil_div(cut.total, p.num_parts);
+    if (p.num_kv_splits > 1) {
+        int64 least = ceil_div(longest, p.num_kv_splits - 1);
+        cut.chunk = cut.chunk > least ? cut.chunk : least;
+    }
+    cut.chunk = cut.chunk > 1 ? cut.chunk : 1;
+    // With a single split allowed every boundary moves to the start of its sequence.
+    constexpr int64 EVERYTHING = 0x1fffffffffffffff;
+    constexpr int64 SNAP_TILES = 2;
+    cut.snap = p.num_kv_splits <= 1 ? EVERYTHING : cut.chunk / 4 < SNAP_TILES ? cut.chunk / 4 : SNAP_TILES;
+
+    int64 begin = 0;
+    int64 slots = 0;
+    for (int first = 0; first < virtual_seqs; first += THREADS) {
+        int v = first + thread;
+        int own = v < virtual_seqs ? tiles_of(p, v) : 0;
+        int64 cost_here;
+        int64 own_begin = begin + block_scan(cut.cost(own), wave_value, cost_here) - cut.cost(own);
+        int64 pieces = own > 0 ? cut.count_inside(own_begin, own) + 1 : 0;
+        int64 slots_here;
+        int64 slots_end = slots + block_scan(pieces >= 2 ? pieces : 0, wave_value, slots_here);
+        if (v < virtual_seqs) slot_begin[v + 1] = (int)slots_end;
+        begins[thread] = own_begin;
+        tiles[thread] = own;
+        barrier();
+
+        // Boundaries within these sequences: p * chunk in [begin, begin + cost_here).
+        int here = smaller(virtual_seqs - first, THREADS);
+        for (int64 at = ceil_div(begin, cut.chunk) + thread; at * cut.chunk < begin + cost_here && at <= p.num_parts;
+             at += THREADS) {
+            int64 position = at * cut.chunk;
+            int low = 0;  // the last sequence that begins at or before the position; an empty one begins where the next does
+            for (int high = here; high - low > 1;) {
+                int middle = (low + high) / 2;
+                if (begins[middle] <= position) {
+                    low = middle;
+                } else {
+                    high = middle;
+                }
+            }
+            int64 tile = position - begins[low] - cut.fixed;
+            if (tile <= cut.snap) {
+                write_boundary(p, parts, at, first + low, 0, 0);
+            } else if (tile >= tiles[low] - cut.snap) {
+                write_boundary(p, parts, at, first + low + 1, 0, 0);
+            } else {
+                write_boundary(p, parts, at, first + low, (int)tile, (int)(at - cut.first_inside(begins[low]) + 1));
+            }
+        }
+        barrier();
+        begin += cost_here;
+        slots += slots_here;
+    }
+    // The other boundaries lie at the end of everything.
+    for (int64 at = ceil_div(cut.total, cut.chunk) + thread; at <= p.num_parts; at += THREADS) {
+        write_boundary(p, parts, at, virtual_seqs, 0, 0);
+    }
+    if (thread == 0) slot_begin[0] = 0;
+    for (int64 i = virtual_seqs + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;
+}

@@ -1,0 +1,225 @@
+// What the kernels share and no vendor sees: 16-byte words, element types, reductions, lengths, splits and cached rows.
+
+struct alignas(16) Word4 {
+    uint32 x, y, z, w;
+};
+struct alignas(16) Float4 {
+    float x, y, z, w;
+};
+struct alignas(8) Word2 {
+    uint32 x, y;
+};
+
+constexpr float LOG2_E = 1.44269504088896340736f;
+constexpr float LN_2 = 0.69314718055994530942f;
+#define NEGATIVE_INFINITY bits_float(0xff800000u)
+
+/// Bytes of an element of a type.
+constexpr int bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == F16 || dtype == BF16 ? 2 : 1; }
+
+constexpr bool Q_IS_BF16 = Q_DTYPE == BF16;
+
+CONSTANT int divide_up(int a, int b) { return (a + b - 1) / b; }
+DEVICE int smaller(int a, int b) { return a < b ? a : b; }
+DEVICE int larger(int a, int b) { return a > b ? a : b; }
+
+/// Two floats rounded to Q_DTYPE, the first in the low half.
+DEVICE uint32 pack(float low, float high) { return Q_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high); }
+
+/// Reductions over `width` neighbouring lanes, `width` a power of two; the result is in all of them.
+template <int width>
+DEVICE float lanes_maximum(float value) {
+    UNROLL for (int mask = width / 2; mask > 0; mask /= 2) value = maximum(value, shuffle_xor(value, mask));
+    return value;
+}
+
+template <int width>
+DEVICE float lanes_sum(float value) {
+    UNROLL for (int mask = width / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+    return value;
+}
+
+// ---- 8-bit floats ----
+
+/// Four 8-bit floats of KV_DTYPE as two pairs of Q_DTYPE, exactly, NaN included. Where the device has no instruction for
+/// it the bits are moved to where the wider type has them, and a power of two makes up for the difference of the exponent biases.
+DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
+    if constexpr (CONVERTS_E4M3 && KV_DTYPE == FP8_E4M3) {
+        e4m3x4_to_f16(bytes, first, second);
+        if constexpr (Q_IS_BF16) {
+            float low, high;
+            unpack_f16(first, low, high);
+            first = pack_bf16(low, high);
+            unpack_f16(second, low, high);
+            second = pack_bf16(low, high);
+        }
+        return;
+    }
+    constexpr bool fnuz = KV_DTYPE == FP8_E4M3_FNUZ;
+    uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
+    UNROLL for (int i = 0; i < 2; i++) {
+        uint32 sign = half[i] & 0x80008000u;
+        uint32 magnitude = half[i] & 0x7f007f00u;
+        uint32 bits = magnitude >> (Q_IS_BF16 ? 4 : 1);
+        if constexpr (fnuz) {
+            uint32 nan = (sign & ~(magnitude + 0x7f007f00u)) >> 15;
+            bits |= nan * 0x7fc0u;
+        } else if constexpr (Q_IS_BF16) {
+            bits += ((bits + 0x00100010u) & 0x08000800u) * 15;
+        } else {
+            bits |= (bits + 0x00800080u) & 0x40004000u;
+        }
+        if constexpr (Q_IS_BF16) {
+            half[i] = multiply_bf16x2(bits | sign, fnuz ? 0x7b007b00u : 0x7b807b80u);
+        } else {
+            half[i] = multiply_f16x2(bits | sign, fnuz ? 0x58005800u : 0x5c005c00u);
+        }
+    }
+    first = half[0];
+    second = half[1];
+}
+
+// ---- lengths and splits (terms: DecodeParams) ----
+
+/// a / b, without the division in the common case of 1.
+DEVICE int quotient(int a, int b) { return b == 1 ? a : a / b; }
+
+DEVICE int num_groups(const DecodeParams& p) {
+    return p.query_group >= p.query_len ? 1 : divide_up(p.query_len, p.query_group);
+}
+DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
+
+/// Cached tokens of a sequence, within what its row of the block table addresses.
+DEVICE int sequence_length(const DecodeParams& p, int seq) {
+    int64 capacity = (int64)p.table_width * p.page_size;
+    int length = larger(global_pointer<const int>(p.seq_lens)[seq], 0);
+    return length < capacity ? length : (int)capacity;
+}
+
+/// Tokens that query token `token` sees of a sequence of `length` tokens; not below 0.
+DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
+    return p.causal ? larger(length - p.query_len + 1 + token, 0) : length;
+}
+
+/// Tokens that the last row of a virtual sequence sees.
+DEVICE int extent(const DecodeParams& p, int virtual_seq) {
+    int groups = num_groups(p);
+    int seq = quotient(virtual_seq, groups);
+    int last = smaller((virtual_seq - seq * groups + 1) * p.query_group, p.query_len) - 1;
+    return visible_tokens(p, sequence_length(p, seq), last);
+}
+
+/// The balanced schedule: slot offsets, then parts of eight words.
+struct Schedule {
+    const int GLOBAL* slot_begin;
+    const int GLOBAL* parts;
+};
+constexpr int PART_WORDS = 8;
+
+DEVICE Schedule schedule_of(const DecodeParams& p) {
+    const int GLOBAL* table = global_pointer<const int>(p.schedule);
+    int virtual_seqs = p.batch * num_groups(p);
+    return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
+}
+
+/// Tokens of one split of an even or chunked schedule.
+DEVICE int split_length(const DecodeParams& p, int tokens) {
+    return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);
+}
+
+/// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
+/// piece is written straight to the output.
+struct Slots {
+    int64 begin;
+    int count;
+};
+DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
+    if (p.schedule_kind == BALANCED) {
+        const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
+        return {begin[0], begin[1] - begin[0]};
+    }
+    int tokens = extent(p, virtual_seq);
+    bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
+    int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);
+    return {(int64)virtual_seq * p.num_kv_splits, count};
+}
+
+/// Where a row of a group belongs; `valid` is false for rows past the group's or the sequence's end.
+struct Row {
+    int seq, token, head;
+    bool valid;
+};
+DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
+    int groups = num_groups(p);
+    int seq = quotient(virtual_seq, groups);
+    int local = p.query_group == 1 ? 0 : row / p.num_heads;
+    int token = (virtual_seq - seq * groups) * p.query_group + local;
+    return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
+}
+
+DEVICE uint16 GLOBAL* output_row(const DecodeParams& p, const Row& row) {
+    return global_pointer<uint16>(p.out) + row.seq * p.out_stride_batch + row.token * p.out_stride_token +
+           row.head * p.out_stride_head;
+}
+
+DEVICE void write_lse(const DecodeParams& p, const Row& row, float lse) {
+    if (p.lse == 0) return;
+    global_pointer<float>(p.lse)[row.seq * p.lse_stride_batch + row.token * p.lse_stride_token + row.head] = lse;
+}
+
+// ---- short vectors ----
+
+/// Adds `count` neighbouring floats of shared memory, aligned to their size up to 16 bytes.
+template <int count>
+DEVICE void read_floats(float (&sum)[count], const float SHARED* from) {
+    if constexpr (count % 4 == 0) {
+        UNROLL for (int i = 0; i < count; i += 4) {
+            Float4 part = *(const Float4 SHARED*)(from + i);
+            sum[i] += part.x;
+            sum[i + 1] += part.y;
+            sum[i + 2] += part.z;
+            sum[i + 3] += part.w;
+        }
+    } else {
+        UNROLL for (int i = 0; i < count; i++) sum[i] += from[i];
+    }
+}
+
+/// Stores `count` neighbouring values as Q_DTYPE, aligned to their size up to 16 bytes.
+template <int count>
+DEVICE void write_weights(uint16 SHARED* to, const float (&value)[count]) {
+    if constexpr (count == 1) {
+        *to = (uint16)pack(value[0], 0.0f);
+    } else if constexpr (count == 2) {
+        *(uint32 SHARED*)to = pack(value[0], value[1]);
+    } else if constexpr (count == 4) {
+        *(Word2 SHARED*)to = {pack(value[0], value[1]), pack(value[2], value[3])};
+    } else {
+        static_assert(count % 8 == 0, "whole words");
+        UNROLL for (int i = 0; i < count; i += 8) {
+            *(Word4 SHARED*)(to + i) = {pack(value[i], value[i + 1]), pack(value[i + 2], value[i + 3]),
+                                        pack(value[i + 4], value[i + 5]), pack(value[i + 6], value[i + 7])};
+        }
+    }
+}
+
+template <int count>
+DEVICE void store_narrow(uint16 GLOBAL* to, const float (&value)[count]) {
+    if constexpr (count == 2) {
+        *(uint32 GLOBAL*)to = pack(value[0], value[1]);
+    } else {
+        UNROLL for (int i = 0; i < count; i++) to[i] = (uint16)pack(value[i], 0.0f);
+    }
+}
+
+template <int count>
+DEVICE void store_floats(float GLOBAL* to, const float (&value)[count]) {
+    if constexpr (count == 2) {
+        struct alignas(8) Pair {
+            float x, y;
+        };
+        *(Pair GLOBAL*)to = {value[0], value[1]};
+    } else {
+        UNROLL for (int i = 0; i < count; i++) to[i] = value[i];
+    }
+}

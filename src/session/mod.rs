@@ -1,0 +1,464 @@
+//! What an engine holds: resolve → capture → dispatch → replay.
+//!
+//! A [`DecodeSession`] reserves everything once for its declared maxima and locks it, resolves which graph mode can be had and
+//! says why, captures each size through a closure that enqueues the engine's whole step, and then serves batches: it
+//! brings lengths, tables and slots to the device in place, pads, and replays the graph that fits or runs the closure eagerly.
+//!
+//! ```
+//! use latentwave::session::{DecodeSession, SessionConfig, StepBatch};
+//! use latentwave::{DType, Host, KvCache, MlaConfig, Tensor};
+//!
+//! # fn main() -> latentwave::Result<()> {
+//! let dev = Host::new();
+//! let mla = MlaConfig::deepseek(2, 16);
+//! let config = SessionConfig { q_dtype: DType::F32, kv_dtype: DType::F32, ..SessionConfig::new(mla, 4, 64, 16) };
+//! let mut session = DecodeSession::new(&dev, config)?;
+//!
+//! let cache = KvCache::zeros(&dev, 16, &mla, DType::F32)?;
+//! let q = Tensor::from_fn(&dev, [4, 2, 576], |i| (i as f32).sin())?;
+//! let mut out = Tensor::zeros(&dev, [4, 2, 512], DType::F32)?;
+//! let captured = session.capture(|step| step.decode(&q, &cache, &mut out, None))?;
+//! assert!(captured.failed.is_empty());
+//!
+//! let tables = [vec![3], vec![7, 1], vec![5]];
+//! let report = session.step(&StepBatch::decode(1, &[9, 30, 1], &tables), |step| step.decode(&q, &cache, &mut out, None))?;
+//! println!("{report}");
+//! session.synchronize()?;
+//! # Ok(())
+//! # }
+//! ```
+
+mod config;
+mod inputs;
+mod step;
+
+use std::fmt;
+
+pub use config::SessionConfig;
+pub use step::Step;
+
+use crate::backend::GraphBackend;
+use crate::error::{Error, Result};
+use crate::graph::builder::minimum_support;
+use crate::graph::resolve::{DriverFacts, EngineFacts, ResolveRequest, Resolved, resolve};
+use crate::graph::sizes::{CaptureSizes, SizeRequest, default_ceiling};
+use crate::graph::{
+    AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, GraphDispatcher, GraphSupport, KeyRequest,
+    Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
+};
+use crate::ops::{MlaDecode, Plan, check};
+use crate::stream::{Graph, Stream};
+use crate::workspace::Workspace;
+use inputs::StepInputs;
+
+/// The sequences of one step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBatch<'a, T> {
+    /// Query tokens per decoding sequence: 1, or 1 plus the drafts to verify.
+    pub query_len: usize,
+    /// Cached tokens of each decoding sequence, this step's own included.
+    pub seq_lens: &'a [i32],
+    /// Pages of each decoding sequence, in order; more than its length needs are allowed.
+    pub block_tables: &'a [T],
+    /// Further tokens that the engine handles itself in this step (prefill); with any, the batch is mixed.
+    pub prefill_tokens: usize,
+    /// Requests that those belong to.
+    pub prefill_reqs: usize,
+}
+
+impl<'a, T> StepBatch<'a, T> {
+    /// A batch that only decodes.
+    pub fn decode(query_len: usize, seq_lens: &'a [i32], block_tables: &'a [T]) -> Self {
+        Self { query_len, seq_lens, block_tables, prefill_tokens: 0, prefill_reqs: 0 }
+    }
+}
+
+/// How a step was served.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepReport {
+    /// `FULL` if a graph was replayed; otherwise what the engine may do around the attention, which ran eagerly.
+    pub mode: RuntimeMode,
+    /// Tokens that the step ran with, padding included.
+    pub num_tokens: usize,
+    /// Tokens of padding among them.
+    pub padding: usize,
+    /// Why no full graph served it, if none did.
+    pub misfit: Option<Misfit>,
+}
+
+impl fmt::Display for StepReport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.mode, self.num_tokens)?;
+        match (self.misfit, self.padding) {
+            (Some(misfit), _) => write!(f, ", eager: {misfit}"),
+            (None, 0) => Ok(()),
+            (None, padding) => write!(f, ", {padding} of padding"),
+        }
+    }
+}
+
+/// What [`DecodeSession::capture`] did.
+#[derive(Debug, Default)]
+pub struct CaptureReport {
+    /// Graphs captured now, in order.
+    pub captured: Vec<BatchDescriptor>,
+    /// Sizes that could not be captured, and why. Their batches use the next larger graph, or run eagerly.
+    pub failed: Vec<(BatchDescriptor, Error)>,
+    /// Device bytes that the graphs hold, as far as the driver tells.
+    pub graph_bytes: usize,
+}
+
+impl CaptureReport {
+    /// The report if all sizes were captured, else the first failure.
+    ///
+    /// # Errors
+    /// The first of `failed`.
+    pub fn all(mut self) -> Result<Self> {
+        match self.failed.is_empty() {
+            true => Ok(self),
+            false => Err(self.failed.swap_remove(0).1),
+        }
+    }
+}
+
+/// Decode attention of an engine: everything reserved, resolved, captured and replayed in one place.
+pub struct DecodeSession<B: GraphBackend> {
+    config: SessionConfig,
+    decode: MlaDecode<B>,
+    builders: Vec<Box<dyn AttentionBuilder + Send>>,
+    resolved: Resolved,
+    sizes: CaptureSizes,
+    dispatcher: GraphDispatcher,
+    // By the dispatcher's index.
+    graphs: Vec<Option<Graph<B>>>,
+    inputs: StepInputs<B>,
+    workspace: Workspace<B>,
+    stream: Stream<B>,
+}
+
+impl<B: GraphBackend> fmt::Debug for DecodeSession<B> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let captured = self.graphs.iter().flatten().count();
+        write!(f, "DecodeSession<{}>({}, {captured} of {} graphs)", B::NAME, self.resolved.mode, self.graphs.len())
+    }
+}
+
+impl<B: GraphBackend> DecodeSession<B> {
+    /// Reserves and resolves for this crate's own attention, on a stream of its own.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] naming the field; [`Error::Unsupported`]; [`Error::Compile`]; [`Error::OutOfMemory`];
+    /// [`Error::GraphModeUnsupported`].
+    pub fn new(backend: &B, config: SessionConfig) -> Result<Self> {
+        Self::with_builders(Stream::new(backend)?, config, Vec::new())
+    }
+
+    /// As [`DecodeSession::new`], on a stream that the caller chose, and with further builders whose attention takes part in the
+    /// same graphs. The least graph support of all counts.
+    ///
+    /// # Errors
+    /// As [`DecodeSession::new`].
+    pub fn with_builders(
+        stream: Stream<B>,
+        config: SessionConfig,
+        further: Vec<Box<dyn AttentionBuilder + Send>>,
+    ) -> Result<Self> {
+        config.validate()?;
+        let backend = stream.backend().clone();
+        let decode = MlaDecode::new(&backend, config.mla, config.q_dtype, config.kv_dtype)?;
+
+        let mut builders: Vec<Box<dyn AttentionBuilder + Send>> = vec![Box::new(own_builder(&decode, &config)?)];
+        builders.extend(further);
+        let mut minimum = minimum_support(builders.iter().map(|builder| builder.as_ref() as &dyn AttentionBuilder));
+        minimum.lower(B::NAME, backend.graph_support());
+        let resolved = resolve(&ResolveRequest {
+            requested: Some(config.graph_mode),
+            minimum: &minimum,
+            query_len: config.query_len(),
+            engine: EngineFacts { attention_separable: config.piecewise, piecewise_capture: config.piecewise },
+            driver: Some(DriverFacts {
+                device: backend.device(),
+                rules: backend.driver_rules(),
+                ignore_rules: config.ignore_driver_rules,
+            }),
+        })?;
+
+        let sizes = SizeRequest {
+            sizes: config.capture_sizes.as_deref(),
+            max_size: config.max_capture_size,
+            ceiling: default_ceiling(backend.device()),
+            ..SizeRequest::new(resolved.mode, config.max_num_seqs, config.max_num_batched_tokens, config.query_len())
+        }
+        .resolve()?;
+        let keys = graph_keys(&KeyRequest {
+            mode: resolved.mode,
+            sizes: &sizes.sizes,
+            max_num_seqs: config.max_num_seqs,
+            query_lens: &[config.query_len()],
+            varlen_decode: false,
+            variants: &[0],
+        })?;
+        let dispatcher = GraphDispatcher::new(keys)?;
+
+        let inputs = StepInputs::new(
+            &stream,
+            config.max_num_seqs,
+            config.max_decode_tokens(),
+            config.table_width(),
+            config.mla.page_size,
+        )?;
+        let mut workspace = Workspace::new(&backend, 1)?;
+        workspace.reserve(0, &worst_case(&decode, &config)?)?;
+        workspace.lock();
+        let graphs = dispatcher.keys().iter().map(|_| None).collect();
+        Ok(Self { config, decode, builders, resolved, sizes, dispatcher, graphs, inputs, workspace, stream })
+    }
+
+    /// What the session was made for.
+    pub fn config(&self) -> &SessionConfig {
+        &self.config
+    }
+
+    /// The graph mode that could be had, and the reasons.
+    pub fn resolved(&self) -> &Resolved {
+        &self.resolved
+    }
+
+    /// The sizes to capture, and what was changed of those asked for.
+    pub fn capture_sizes(&self) -> &CaptureSizes {
+        &self.sizes
+    }
+
+    /// Which graph serves which batch.
+    pub fn dispatcher(&self) -> &GraphDispatcher {
+        &self.dispatcher
+    }
+
+    /// The stream that steps are enqueued on.
+    pub fn stream(&self) -> &Stream<B> {
+        &self.stream
+    }
+
+    /// Device bytes reserved at construction: scratch and step inputs.
+    pub fn reserved_bytes(&self) -> usize {
+        self.workspace.table().bytes().sum::<usize>() + self.inputs.bytes()
+    }
+
+    /// Device bytes that captured graphs hold, as far as the driver tells.
+    pub fn graph_bytes(&self) -> usize {
+        self.graphs.iter().flatten().map(Graph::bytes).sum()
+    }
+
+    /// Captures a full graph for every size that has none yet, largest first. `enqueue` enqueues the engine's whole step for
+    /// [`Step::num_tokens`] rows; it is called once per size, and once before to run eagerly on padding alone, so that
+    /// everything that is made on first use is there.
+    ///
+    /// A size that fails is reported and leaves the others usable; nothing half-captured remains. Piecewise graphs are the
+    /// engine's own, and counted on from here.
+    ///
+    /// # Errors
+    /// What `enqueue` returns when run eagerly; [`Error::Driver`].
+    pub fn capture(&mut self, mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>) -> Result<CaptureReport> {
+        let mut report = CaptureReport::default();
+        let mut warm = false;
+        for index in 0..self.dispatcher.keys().len() {
+            let key = self.dispatcher.keys()[index];
+            if key.mode == RuntimeMode::Piecewise {
+                self.dispatcher.set_captured(index)?;
+                continue;
+            }
+            if self.graphs[index].is_some() {
+                continue;
+            }
+            let query_len = key.uniform_query_len.unwrap_or(1);
+            let num_seqs = key.num_reqs.unwrap_or(key.num_tokens / query_len);
+            let batch = CaptureBatch { num_reqs: num_seqs, num_tokens: key.num_tokens, max_query_len: query_len };
+            let checked = self.builders.iter().try_for_each(|builder| builder.check_capture(&batch));
+            if let Err(error) = checked {
+                report.failed.push((key, error));
+                continue;
+            }
+            if !warm {
+                self.inputs.update(&self.stream, &[], query_len, |_| &[])?;
+                self.enqueue(num_seqs, query_len, key.num_tokens, &mut enqueue)?;
+                self.stream.synchronize()?;
+                warm = true;
+            }
+            match self.capture_one(num_seqs, query_len, key.num_tokens, &mut enqueue) {
+                Ok(graph) => {
+                    report.graph_bytes += graph.bytes();
+                    self.graphs[index] = Some(graph);
+                    self.dispatcher.set_captured(index)?;
+                    report.captured.push(key);
+                }
+                Err(error) => report.failed.push((key, error)),
+            }
+        }
+        Ok(report)
+    }
+
+    fn capture_one(
+        &mut self,
+        num_seqs: usize,
+        query_len: usize,
+        num_tokens: usize,
+        enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
+    ) -> Result<Graph<B>> {
+        let plan = self.plan(num_seqs, query_len)?;
+        let Self { config, decode, inputs, workspace, stream, .. } = self;
+        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?;
+        stream.capture(|| enqueue(&mut step))
+    }
+
+    /// Serves one step: replays the graph that fits, or calls `enqueue` to run eagerly. Returns once everything is enqueued;
+    /// [`synchronize`](DecodeSession::synchronize) waits.
+    ///
+    /// # Errors
+    /// [`Error::Capacity`] for more sequences or tokens than declared; [`Error::Argument`] for a query length outside
+    /// `1..=1 + num_spec_tokens` or tables that are missing; [`Error::SeqLenOutOfRange`], [`Error::PageOutOfRange`]; what
+    /// `enqueue` returns; [`Error::Driver`]. The session is usable afterwards.
+    pub fn step<T: AsRef<[i32]>>(
+        &mut self,
+        batch: &StepBatch<'_, T>,
+        mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>,
+    ) -> Result<StepReport> {
+        let (query_len, num_seqs) = (batch.query_len, batch.seq_lens.len());
+        self.check(batch)?;
+        self.stream.require_idle("step")?;
+        self.inputs.update(&self.stream, batch.seq_lens, query_len, |seq| batch.block_tables[seq].as_ref())?;
+
+        let decode_tokens = num_seqs * query_len;
+        let num_tokens = decode_tokens + batch.prefill_tokens;
+        let wanted = match batch.prefill_tokens {
+            0 => Batch::uniform(num_seqs, query_len),
+            _ => Batch::mixed(num_seqs + batch.prefill_reqs, num_tokens),
+        };
+        let served = self.dispatcher.dispatch(&wanted);
+        let graph = served.graph.filter(|_| served.descriptor.mode == RuntimeMode::Full);
+        if let Some(graph) = graph.and_then(|index| self.graphs[index].as_ref()) {
+            // SAFETY: the graph owns this crate's buffers that it touches; borrowed tensors are the promise made where they
+            // were borrowed.
+            unsafe { self.stream.replay(graph)? };
+        } else {
+            self.enqueue(num_seqs, query_len, num_tokens, &mut enqueue)?;
+        }
+        Ok(StepReport {
+            mode: served.descriptor.mode,
+            num_tokens: if graph.is_some() { served.descriptor.num_tokens } else { num_tokens },
+            padding: if graph.is_some() { served.padding } else { 0 },
+            misfit: served.misfit,
+        })
+    }
+
+    /// Waits for all enqueued steps.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    pub fn synchronize(&self) -> Result<()> {
+        self.stream.synchronize()
+    }
+
+    fn check<T: AsRef<[i32]>>(&self, batch: &StepBatch<'_, T>) -> Result<()> {
+        let config = &self.config;
+        let (num_seqs, query_len) = (batch.seq_lens.len(), batch.query_len);
+        if query_len == 0 || query_len > config.query_len() {
+            return Err(Error::argument("query_len", format!("{query_len}: 1 to {} are possible", config.query_len())));
+        }
+        let capacity = |what, asked: usize, limit: usize| match asked <= limit {
+            true => Ok(()),
+            false => Err(Error::Capacity { what, asked, limit }),
+        };
+        capacity("sequences of a step (max_num_seqs)", num_seqs, config.max_num_seqs)?;
+        let tokens = num_seqs * query_len + batch.prefill_tokens;
+        capacity("tokens of a step (max_num_batched_tokens)", tokens, config.max_num_batched_tokens)?;
+        if batch.block_tables.len() != num_seqs {
+            let got = batch.block_tables.len();
+            return Err(Error::argument("block_tables", format!("{got} tables for {num_seqs} sequences")));
+        }
+        for (seq, (&len, table)) in batch.seq_lens.iter().zip(batch.block_tables).enumerate() {
+            let table = table.as_ref();
+            let width = table.len().min(config.table_width());
+            let used = check::used_pages(seq, len, width, config.mla.page_size, config.max_seq_len)?;
+            // What stands on the device already was checked when it was brought there.
+            if !self.inputs.holds(seq, &table[..used]) {
+                check::pages(seq, &table[..used], config.num_pages)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn plan(&self, num_seqs: usize, query_len: usize) -> Result<Plan<B>> {
+        self.decode.plan(num_seqs, query_len, self.config.max_seq_len, self.config.policy)
+    }
+
+    fn enqueue(
+        &mut self,
+        num_seqs: usize,
+        query_len: usize,
+        num_tokens: usize,
+        enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
+    ) -> Result<()> {
+        let plan = self.plan(num_seqs, query_len)?;
+        let Self { config, decode, inputs, workspace, stream, .. } = self;
+        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?)
+    }
+}
+
+impl<B: GraphBackend> Drop for DecodeSession<B> {
+    fn drop(&mut self) {
+        // Graphs and buffers must outlive the work that uses them. An error here was or will be reported elsewhere.
+        let _ = self.stream.synchronize();
+    }
+}
+
+fn make_step<'a, B: GraphBackend>(
+    config: &SessionConfig,
+    decode: &'a MlaDecode<B>,
+    plan: &'a Plan<B>,
+    inputs: &StepInputs<B>,
+    workspace: &'a mut Workspace<B>,
+    stream: &'a Stream<B>,
+    num_tokens: usize,
+) -> Result<Step<'a, B>> {
+    let (num_seqs, query_len) = (plan.decode.shape.batch, plan.decode.shape.query_len);
+    Ok(Step {
+        stream,
+        decode,
+        plan,
+        workspace,
+        seq_lens: inputs.seq_lens(num_seqs)?,
+        block_table: inputs.block_table(num_seqs)?,
+        slot_mapping: inputs.slot_mapping(num_seqs * query_len)?,
+        num_tokens,
+        kv_scale: config.kv_scale,
+        scheduled: false,
+    })
+}
+
+/// The builder of this crate's attention: what its kernels take decides what its graphs may do.
+fn own_builder<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<MlaBuilder> {
+    let kernels = decode.kernels(config.max_num_seqs, config.query_len(), config.max_seq_len)?;
+    let query_lens = match kernels.max_query_len {
+        0 | 1 => QueryLenSupport::SingleOnly,
+        _ => QueryLenSupport::Uniform,
+    };
+    MlaBuilder::new(BuilderSpec {
+        max_query_len: Some(kernels.max_query_len.max(1)),
+        draft_tokens: (config.num_spec_tokens > 0).then_some(config.num_spec_tokens),
+        claim: Some(query_lens.allowed_support().min(GraphSupport::UniformBatch)),
+        ..BuilderSpec::new("latentwave", query_lens)
+    })
+}
+
+/// The largest views that any legal step takes: every batch size and query length is asked, so that no term is missed.
+fn worst_case<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<[usize; 3]> {
+    let mut worst = [0; 3];
+    for query_len in 1..=config.query_len() {
+        for num_seqs in 1..=config.max_num_seqs {
+            // Planning loads the kernels too, so that no step compiles.
+            let views = decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?.decode.workspace_views();
+            worst.iter_mut().zip(views).for_each(|(most, view)| *most = view.max(*most));
+        }
+    }
+    Ok(worst)
+}

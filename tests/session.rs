@@ -1,0 +1,276 @@
+//! Sessions: padding, replay in place, failures that leave the rest usable, limits, and typed errors for every bad input.
+
+mod devices;
+mod engine;
+
+use engine::{Engine, config, tables};
+use half::bf16;
+use latentwave::graph::{CaptureState, RuntimeMode};
+use latentwave::session::{DecodeSession, SessionConfig, StepBatch};
+use latentwave::testing::SplitMix64;
+use latentwave::{DType, Error, GraphBackend, GraphMode, SplitPolicy, Tensor};
+
+on_every_backend!(
+    replays_see_new_lengths_tables_and_pages,
+    a_graph_equals_the_same_step_run_eagerly,
+    padding_rows_leak_nothing_and_real_rows_are_bit_equal_to_the_unpadded_batch,
+    one_failed_capture_leaves_the_rest_usable,
+    a_capture_broken_by_a_forbidden_call_is_reported_and_the_next_works,
+    growth_after_the_lock_is_refused_and_names_the_caller,
+    every_legal_shape_fits_what_was_reserved,
+    out_of_bounds_input_is_a_typed_error_and_the_session_goes_on,
+    a_session_may_be_dropped_with_work_in_flight,
+    sizes_and_modes_that_cannot_be_are_refused,
+    speculative_lengths_up_to_eight_keep_full_graphs,
+    split_policies_agree,
+);
+
+fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
+    DecodeSession::new(backend, config).expect("session")
+}
+
+fn engine<B: GraphBackend>(backend: &B, config: SessionConfig, layers: usize, seed: u64) -> Engine<B> {
+    Engine::new(backend, session(backend, config), layers, seed).expect("engine")
+}
+
+fn outputs<B: GraphBackend>(engine: &Engine<B>) -> Vec<u16> {
+    let out: Vec<bf16> = engine.layers[0].out.to_vec(&engine.backend).expect("out");
+    out.into_iter().map(bf16::to_bits).collect()
+}
+
+fn replays_see_new_lengths_tables_and_pages<B: GraphBackend>(backend: &B) {
+    let mut engine = engine(backend, config(6, 0), 2, 1);
+    engine.capture().and_then(|report| report.all()).expect("capture");
+    let random = SplitMix64::new(11);
+    for round in 0..12_u64 {
+        let batch = 1 + random.below(3 * round, 6);
+        let lens: Vec<i32> = (0..batch).map(|i| 1 + random.below(100 + 10 * round + i, 512) as i32).collect();
+        let tables = tables(&lens, 16, engine.session.config().num_pages, 20 + round);
+        engine.poison().expect("poison");
+        let served = engine.step(1, &lens, &tables).expect("step");
+        assert_eq!(served.mode, RuntimeMode::Full, "{served}");
+        engine.verify(1, &lens, &tables, served.num_tokens);
+    }
+}
+
+fn a_graph_equals_the_same_step_run_eagerly<B: GraphBackend>(backend: &B) {
+    let lens = [129, 1, 16, 500];
+    let mut captured = engine(backend, config(4, 0), 1, 2);
+    captured.capture().and_then(|report| report.all()).expect("capture");
+    let mut eager = engine(backend, SessionConfig { graph_mode: GraphMode::None, ..config(4, 0) }, 1, 2);
+    let tables = tables(&lens, 16, captured.session.config().num_pages, 3);
+    assert_eq!(captured.step(1, &lens, &tables).expect("step").mode, RuntimeMode::Full);
+    assert_eq!(eager.step(1, &lens, &tables).expect("step").mode, RuntimeMode::None);
+    assert_eq!(outputs(&captured), outputs(&eager));
+}
+
+/// vLLM issue 57017: padding sequences of a graph made NaN that spread. User report 1.
+fn padding_rows_leak_nothing_and_real_rows_are_bit_equal_to_the_unpadded_batch<B: GraphBackend>(backend: &B) {
+    let policy = SplitPolicy::Invariant(256);
+    let with_size = |sizes: Vec<usize>| SessionConfig { capture_sizes: Some(sizes), policy, ..config(4, 0) };
+    let lens = [17, 5, 9];
+    let mut padded = engine(backend, with_size(vec![4]), 1, 4);
+    let mut exact = engine(backend, with_size(vec![3]), 1, 4);
+    let tables = tables(&lens, 16, padded.session.config().num_pages, 5);
+    for engine in [&mut padded, &mut exact] {
+        engine.capture().and_then(|report| report.all()).expect("capture");
+        engine.poison().expect("poison");
+    }
+    let served = padded.step(1, &lens, &tables).expect("step");
+    assert_eq!((served.mode, served.num_tokens, served.padding), (RuntimeMode::Full, 4, 1));
+    let served = exact.step(1, &lens, &tables).expect("step");
+    assert_eq!((served.mode, served.padding), (RuntimeMode::Full, 0));
+    padded.verify(1, &lens, &tables, 4);
+    let row = engine::HEADS * 512;
+    assert_eq!(outputs(&padded)[..3 * row], outputs(&exact)[..3 * row]);
+    assert!(outputs(&padded)[3 * row..4 * row].iter().all(|&bits| bits == 0), "padding rows are 0, not NaN");
+}
+
+fn one_failed_capture_leaves_the_rest_usable<B: GraphBackend>(backend: &B) {
+    let config = SessionConfig { capture_sizes: Some(vec![1, 2, 4]), ..config(4, 0) };
+    let mut engine = engine(backend, config, 1, 6);
+    let Engine { session, layers, .. } = &mut engine;
+    let layer = &mut layers[0];
+    let report = session
+        .capture(|step| {
+            if step.stream().capture_state() == CaptureState::Capturing && step.num_tokens() == 2 {
+                return Err(Error::argument("size", "2 is refused by this test"));
+            }
+            step.decode(&layer.q, &layer.cache, &mut layer.out, Some(&mut layer.lse))
+        })
+        .expect("the others are captured");
+    assert_eq!(report.captured.iter().map(|key| key.num_tokens).collect::<Vec<_>>(), [4, 1]);
+    let failed: Vec<_> = report.failed.iter().map(|(key, error)| (key.num_tokens, error.to_string())).collect();
+    assert_eq!(failed, [(2, "argument `size`: 2 is refused by this test".to_owned())]);
+
+    // Two sequences take the next larger graph; a second attempt captures what is missing.
+    let lens = [3, 50];
+    let tables = tables(&lens, 16, session.config().num_pages, 7);
+    let served =
+        session.step(&StepBatch::decode(1, &lens, &tables), |_| unreachable!("a graph serves this")).expect("step");
+    assert_eq!((served.mode, served.num_tokens), (RuntimeMode::Full, 4));
+    session.synchronize().expect("synchronize");
+    let again = session
+        .capture(|step| step.decode(&layer.q, &layer.cache, &mut layer.out, Some(&mut layer.lse)))
+        .and_then(|report| report.all())
+        .expect("capture");
+    assert_eq!(again.captured.iter().map(|key| key.num_tokens).collect::<Vec<_>>(), [2]);
+}
+
+fn a_capture_broken_by_a_forbidden_call_is_reported_and_the_next_works<B: GraphBackend>(backend: &B) {
+    let mut engine = engine(backend, SessionConfig { capture_sizes: Some(vec![2]), ..config(2, 0) }, 1, 8);
+    let report = engine
+        .session
+        .capture(|step| {
+            // The wrapper refuses to wait while capturing; an engine that swallows that has still broken nothing, one that goes
+            // to the backend itself has.
+            let stream = step.stream();
+            if stream.capture_state() == CaptureState::Capturing {
+                assert!(matches!(stream.synchronize(), Err(Error::GraphState { call: "synchronize", .. })));
+                let _ = stream.backend().synchronize(stream.raw());
+            }
+            Ok(())
+        })
+        .expect("capture goes on");
+    assert!(matches!(report.failed[..], [(_, Error::CaptureFailed { .. })]), "{report:?}");
+    assert_eq!(engine.session.stream().capture_state(), CaptureState::Idle);
+
+    engine.capture().and_then(|report| report.all()).expect("the next capture works");
+    let lens = [20, 30];
+    let tables = tables(&lens, 16, engine.session.config().num_pages, 9);
+    let served = engine.step(1, &lens, &tables).expect("step");
+    assert_eq!(served.mode, RuntimeMode::Full);
+    engine.verify(1, &lens, &tables, 2);
+}
+
+fn growth_after_the_lock_is_refused_and_names_the_caller<B: GraphBackend>(backend: &B) {
+    use latentwave::Workspace;
+    let mut workspace = Workspace::new(backend, 1).expect("workspace");
+    workspace.reserve(0, &[1000]).expect("reserve");
+    workspace.lock();
+    let line = line!() + 1;
+    let error = workspace.reserve(0, &[5000]).expect_err("locked");
+    let Error::WorkspaceLocked { slot: 0, need, have, caller } = error else { panic!("{error:?}") };
+    assert_eq!((need, have), (5120, 1024));
+    assert_eq!((caller.file(), caller.line()), (file!(), line));
+}
+
+/// vLLM issues 43357 and 43026: a term was missed in the reservation. User report 17.
+fn every_legal_shape_fits_what_was_reserved<B: GraphBackend>(backend: &B) {
+    let mut engine = engine(backend, SessionConfig { graph_mode: GraphMode::None, ..config(5, 3) }, 1, 10);
+    for query_len in 1..=4_usize {
+        for batch in 1..=5_usize {
+            let lens: Vec<i32> = (0..batch as i32).map(|i| 512 - 60 * i).collect();
+            let tables = tables(&lens, 16, engine.session.config().num_pages, 11);
+            let served = engine.step(query_len, &lens, &tables).expect("a legal step");
+            assert_eq!(served.num_tokens, batch * query_len);
+        }
+    }
+}
+
+fn out_of_bounds_input_is_a_typed_error_and_the_session_goes_on<B: GraphBackend>(backend: &B) {
+    let mut engine = engine(backend, config(2, 1), 1, 12);
+    engine.capture().and_then(|report| report.all()).expect("capture");
+    let pages = engine.session.config().num_pages as i32;
+    let one = |page: i32| vec![vec![page, 1, 2]];
+    let error = |engine: &mut Engine<B>, query_len, lens: &[i32], tables: &[Vec<i32>]| {
+        engine.session.step(&StepBatch::decode(query_len, lens, tables), |_| Ok(())).expect_err("must be refused")
+    };
+    let cases = [
+        (error(&mut engine, 2, &[20], &one(pages)), "PageOutOfRange"),
+        (error(&mut engine, 2, &[20], &one(-1)), "PageOutOfRange"),
+        (error(&mut engine, 2, &[49], &one(0)), "SeqLenOutOfRange"),
+        (error(&mut engine, 2, &[-2], &one(0)), "SeqLenOutOfRange"),
+        (error(&mut engine, 2, &[513], &[(0..40).collect()]), "SeqLenOutOfRange"),
+        (error(&mut engine, 3, &[20], &one(0)), "Argument"),
+        (error(&mut engine, 0, &[20], &one(0)), "Argument"),
+        (error(&mut engine, 2, &[20, 20], &one(0)), "Argument"),
+        (error(&mut engine, 1, &[1, 1, 1], &[vec![0], vec![1], vec![2]]), "Capacity"),
+    ];
+    for (error, kind) in cases {
+        assert!(format!("{error:?}").starts_with(kind), "{kind}: {error:?}");
+    }
+    let table = one(0);
+    let many = StepBatch { prefill_tokens: 1 << 20, prefill_reqs: 1, ..StepBatch::decode(1, &[20], &table) };
+    assert!(matches!(engine.session.step(&many, |_| Ok(())), Err(Error::Capacity { .. })));
+
+    let served = engine.step(2, &[20], &one(0)).expect("a good step after the bad ones");
+    engine.verify(2, &[20], &one(0), served.num_tokens);
+}
+
+fn a_session_may_be_dropped_with_work_in_flight<B: GraphBackend>(backend: &B) {
+    for round in 0..3 {
+        let mut engine = engine(backend, config(4, 0), 2, 13 + round);
+        engine.capture().and_then(|report| report.all()).expect("capture");
+        let lens = [500, 400, 300, 200];
+        let tables = tables(&lens, 16, engine.session.config().num_pages, 14);
+        let Engine { session, layers, .. } = &mut engine;
+        for _ in 0..20 {
+            let served = session.step(&StepBatch::decode(1, &lens, &tables), |_| unreachable!("a graph serves this"));
+            assert_eq!(served.expect("step").mode, RuntimeMode::Full);
+        }
+        // Tensors go first, then the session, all without waiting: the graphs own what they touch.
+        layers.clear();
+        drop(engine);
+    }
+}
+
+fn sizes_and_modes_that_cannot_be_are_refused<B: GraphBackend>(backend: &B) {
+    let refused = |config: SessionConfig, arg: &str| {
+        let error = DecodeSession::new(backend, config).expect_err("must be refused");
+        assert!(matches!(&error, Error::Argument { arg: got, .. } if *got == arg), "{arg}: {error:?}");
+    };
+    refused(SessionConfig { max_num_seqs: 0, ..config(2, 0) }, "max_num_seqs");
+    refused(SessionConfig { max_seq_len: 0, ..config(2, 0) }, "max_seq_len");
+    refused(SessionConfig { num_pages: 0, ..config(2, 0) }, "num_pages");
+    refused(SessionConfig { kv_scale: f32::NAN, ..config(2, 0) }, "kv_scale");
+    refused(SessionConfig { kv_scale: 0.5, ..config(2, 0) }, "kv_scale");
+    refused(SessionConfig { capture_sizes: Some(vec![]), ..config(2, 0) }, "sizes");
+    refused(SessionConfig { capture_sizes: Some(vec![0, 1]), ..config(2, 0) }, "sizes");
+    refused(SessionConfig { policy: SplitPolicy::Fixed(0), ..config(2, 0) }, "policy");
+    let mut mla = config(2, 0).mla;
+    mla.num_heads = 0;
+    refused(SessionConfig { mla, ..config(2, 0) }, "num_heads");
+    mla = config(2, 0).mla;
+    mla.sm_scale = f32::INFINITY;
+    refused(SessionConfig { mla, ..config(2, 0) }, "sm_scale");
+    let dtype = DecodeSession::new(backend, SessionConfig { q_dtype: DType::I32, ..config(2, 0) });
+    assert!(matches!(dtype, Err(Error::DType { arg: "q", got: DType::I32, .. })));
+    let too_large = Tensor::<B>::zeros(backend, [usize::MAX / 2, 4], DType::F32);
+    assert!(matches!(too_large, Err(Error::Argument { arg: "shape", .. })));
+}
+
+fn speculative_lengths_up_to_eight_keep_full_graphs<B: GraphBackend>(backend: &B) {
+    for drafts in [1, 2, 3, 7] {
+        let mut engine = engine(backend, config(3, drafts), 1, 15 + drafts as u64);
+        engine.capture().and_then(|report| report.all()).expect("capture");
+        let query_len = drafts + 1;
+        // The second sequence is shorter than the block: its first rows see nothing.
+        let lens = [100 + drafts as i32, drafts as i32, 64];
+        let tables = tables(&lens, 16, engine.session.config().num_pages, 16);
+        engine.poison().expect("poison");
+        let served = engine.step(query_len, &lens, &tables).expect("step");
+        assert_eq!((served.mode, served.num_tokens), (RuntimeMode::Full, 3 * query_len));
+        engine.verify(query_len, &lens, &tables, served.num_tokens);
+    }
+}
+
+fn split_policies_agree<B: GraphBackend>(backend: &B) {
+    let lens = [512, 65, 1, 300];
+    let policies = [
+        SplitPolicy::Auto,
+        SplitPolicy::MinTokens(64),
+        SplitPolicy::Fixed(1),
+        SplitPolicy::Fixed(7),
+        SplitPolicy::Invariant(64),
+        SplitPolicy::Invariant(1000),
+    ];
+    for policy in policies {
+        let mut engine = engine(backend, SessionConfig { policy, ..config(4, 0) }, 1, 17);
+        engine.capture().and_then(|report| report.all()).expect("capture");
+        let tables = tables(&lens, 16, engine.session.config().num_pages, 18);
+        engine.poison().expect("poison");
+        let served = engine.step(1, &lens, &tables).expect("step");
+        engine.verify(1, &lens, &tables, served.num_tokens);
+    }
+}
