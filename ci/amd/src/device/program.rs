@@ -28,14 +28,17 @@ pub struct Program {
 
 /// Stands for an instruction that no table has; it stops the wave that comes to it.
 static UNDECODED: Row = row(0, "(not implemented)", |c, i| {
-    let words: Vec<u32> = (0..3)
-        .filter_map(|n| c.memory.read(c.code_base + u64::from(i.offset) + 4 * n, 4))
-        .map(|bytes| u32::from_le_bytes(std::array::from_fn(|n| bytes[n])))
-        .collect();
+    let fault = undecoded(c.memory, c.code_base + u64::from(i.offset));
+    c.fail(fault)
+});
+
+/// Why the instruction at an address cannot be executed.
+fn undecoded(memory: &Memory, at: u64) -> FaultKind {
+    let words = read_words(memory, at).unwrap_or_default();
     let form = decode::decode(&words, Registers { total: 512, accumulation: 256 }).err().map(|e| e.form);
     let len = words.len().min(2);
-    c.fail(FaultKind::Undecoded { words: words[..len].to_vec(), form: form.unwrap_or_default() })
-});
+    FaultKind::Undecoded { words: words[..len].to_vec(), form: form.unwrap_or_default() }
+}
 
 impl Program {
     /// Decodes what is reachable from the entry of the kernel whose descriptor lies at `kernel`.
@@ -100,6 +103,12 @@ impl Program {
         let descriptor = memory.read(self.kernel, KernelDescriptor::SIZE);
         let same_kernel = descriptor.and_then(|bytes| KernelDescriptor::parse(&bytes).ok()) == Some(self.descriptor);
         same_kernel && memory.read(self.base, self.image.len()).is_some_and(|bytes| bytes == self.image)
+    }
+
+    /// The reachable instructions that no table has.
+    pub fn undecoded(&self, memory: &Memory) -> impl Iterator<Item = FaultKind> {
+        let missing = self.insts.iter().filter(|inst| std::ptr::eq(inst.row, &raw const UNDECODED));
+        missing.map(|inst| undecoded(memory, self.base + u64::from(inst.offset)))
     }
 
     /// Index of the instruction at an address.
