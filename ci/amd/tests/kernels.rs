@@ -2,72 +2,27 @@
 
 mod common;
 
-use std::sync::Mutex;
-
+use common::emulator::Emulator as Loaded;
 use common::{Arguments, Gpu};
-use hsakmt::device::{CodeObject, Config, Device, Dispatch};
 
-/// The interpreter with no HIP runtime.
-struct Emulator {
-    device: Device,
-    code: CodeObject,
-    buffers: Mutex<Vec<Vec<u64>>>,
-}
+/// An emulator with the test kernels.
+struct Emulator;
 
 impl Emulator {
     /// Loads the test kernels; `None`, with the reason printed, where they cannot be compiled.
-    fn new(defines: &[&str], check: bool) -> Option<Self> {
-        let file = match common::compile("test.hip", defines) {
-            Ok(file) => file,
+    fn new(defines: &[&str], check: bool) -> Option<Loaded> {
+        match common::compile("test.hip", defines) {
+            Ok(file) => Some(Loaded::new(&file, check)),
             Err(reason) => {
                 println!("not run: {reason}");
-                return None;
+                None
             }
-        };
-        let device = Device::new(Config { check, ..Config::default() });
-        let code = CodeObject::load(&file, &device.memory).expect("a code object");
-        Some(Self { device, code, buffers: Mutex::default() })
-    }
-}
-
-impl Gpu for Emulator {
-    type Kernel = u64;
-
-    fn upload(&self, bytes: &[u8]) -> u64 {
-        let mut buffer = vec![0u64; bytes.len().div_ceil(8)];
-        let address = buffer.as_mut_ptr() as u64;
-        // SAFETY: the buffer has at least as many bytes.
-        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), address as *mut u8, bytes.len()) };
-        self.device.memory.insert(address, bytes.len() as u64);
-        self.buffers.lock().unwrap().push(buffer);
-        address
-    }
-
-    fn download(&self, address: u64, len: usize) -> Vec<u8> {
-        self.device.memory.read(address, len).expect("an uploaded buffer")
-    }
-
-    fn kernel(&self, name: &str) -> u64 {
-        self.code.kernel(name).unwrap_or_else(|| panic!("no kernel {name}"))
-    }
-
-    fn launch(&self, kernel: &u64, blocks: u32, threads: u32, arguments: &Arguments) -> Result<(), String> {
-        // Hidden arguments follow; the test kernels read none.
-        let mut bytes = arguments.bytes.clone();
-        bytes.resize(bytes.len() + 256, 0);
-        let dispatch = Dispatch {
-            kernel: *kernel,
-            grid: [blocks * threads, 1, 1],
-            workgroup: [threads, 1, 1],
-            kernarg: self.upload(&bytes),
-            ..Dispatch::default()
-        };
-        self.device.run(&dispatch).map_err(|fault| fault.to_string())
+        }
     }
 }
 
 /// Runs a test on a plain and on a checking device.
-fn on_both(test: impl Fn(&Emulator) -> Result<(), String>) {
+fn on_both(test: impl Fn(&Loaded) -> Result<(), String>) {
     for check in [false, true] {
         let Some(emulator) = Emulator::new(&[], check) else { return };
         if let Err(fault) = test(&emulator) {
@@ -122,7 +77,7 @@ fn private_memory() {
 }
 
 /// Runs a test with a bug planted, on a checking device, and gives the report.
-fn planted(define: &str, test: impl Fn(&Emulator) -> Result<(), String>) -> Option<String> {
+fn planted(define: &str, test: impl Fn(&Loaded) -> Result<(), String>) -> Option<String> {
     let emulator = Emulator::new(&[define], true)?;
     Some(test(&emulator).expect_err("the bug was not found"))
 }

@@ -67,9 +67,9 @@ impl Device {
         let total = counts.iter().map(|count| u64::from(*count)).product::<u64>();
         let (next, stop) = (AtomicU64::new(0), AtomicBool::new(false));
         let started = Instant::now();
-        let results = Mutex::new((vec![0u64; program.insts.len()], None));
+        let results: Mutex<(BTreeMap<&'static str, u64>, Option<Fault>)> = Mutex::default();
         let work = || {
-            let mut group = Workgroup::new(&self.memory, &program, dispatch, self.config.check, self.config.wave_limit);
+            let mut group = Workgroup::new(self, Arc::clone(&program), dispatch);
             let mut fault = None;
             while !stop.load(Ordering::Relaxed) {
                 let n = next.fetch_add(1, Ordering::Relaxed);
@@ -85,7 +85,9 @@ impl Device {
                 }
             }
             let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
-            results.0.iter_mut().zip(&group.counts).for_each(|(sum, count)| *sum += count);
+            for (name, count) in group.executed() {
+                *results.0.entry(name).or_default() += count;
+            }
             results.1 = results.1.take().or(fault);
         };
         let threads = self.config.threads.min(usize::try_from(total).unwrap_or(usize::MAX)).max(1);
@@ -95,8 +97,8 @@ impl Device {
             }
             work();
         });
-        let (counts, fault) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-        self.count(&program, &counts, started.elapsed().as_secs_f64());
+        let (by_name, fault) = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+        self.count(dispatch.kernel, by_name, started.elapsed().as_secs_f64());
         fault.map_or(Ok(()), Err)
     }
 
@@ -139,7 +141,7 @@ impl Device {
                 program
             }
         };
-        let group_bytes = dispatch.group_bytes.max(program.descriptor.group_segment);
+        let group_bytes = dispatch.group_bytes;
         if group_bytes > LDS_LIMIT {
             return Err(fail(FaultKind::Dispatch(format!("{group_bytes} bytes of LDS, the device has {LDS_LIMIT}"))));
         }
@@ -150,15 +152,24 @@ impl Device {
         Ok(program)
     }
 
-    fn count(&self, program: &Program, counts: &[u64], seconds: f64) {
-        let mut by_name: BTreeMap<&'static str, u64> = BTreeMap::new();
-        for (inst, count) in program.insts.iter().zip(counts).filter(|(_, count)| **count > 0) {
-            *by_name.entry(inst.row.name).or_default() += count;
+    /// The program with a function that it jumps to through a register.
+    pub(super) fn extend(&self, program: &Arc<Program>, address: u64) -> Result<Arc<Program>, FaultKind> {
+        let mut programs = self.programs.lock().unwrap_or_else(PoisonError::into_inner);
+        // Another workgroup may have come to it before, or to another function.
+        let latest = programs.get(&program.kernel).unwrap_or(program);
+        if latest.index_of(address).is_some() {
+            return Ok(Arc::clone(latest));
         }
+        let extended = Arc::new(latest.with_function(&self.memory, address)?);
+        programs.insert(program.kernel, Arc::clone(&extended));
+        Ok(extended)
+    }
+
+    fn count(&self, kernel: u64, by_name: BTreeMap<&'static str, u64>, seconds: f64) {
         let mut statistics = self.statistics.lock().unwrap_or_else(PoisonError::into_inner);
-        let kernel = statistics.kernels.entry(program.kernel).or_default();
+        let kernel = statistics.kernels.entry(kernel).or_default();
         kernel.dispatches += 1;
-        kernel.instructions += counts.iter().sum::<u64>();
+        kernel.instructions += by_name.values().sum::<u64>();
         kernel.seconds += seconds;
         for (name, count) in by_name {
             *statistics.mnemonics.entry(name).or_default() += count;

@@ -16,8 +16,8 @@ pub enum FaultKind {
     /// A known instruction in a form that is not implemented.
     #[error("not implemented: {0}")]
     Unsupported(&'static str),
-    /// A jump through a register to code that no direct branch reaches.
-    #[error("indirect jump to {0:#x}, which no direct branch reaches")]
+    /// A jump through a register to an address that holds no code.
+    #[error("jump to {0:#x}, which is in no allocation")]
     IndirectJump(u64),
     /// An address that belongs to no allocation.
     #[error("lane {lane} {} {len} bytes at {address:#x}: no allocation of the device holds them{hint}", if *write { "writes" } else { "reads" })]

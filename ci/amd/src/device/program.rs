@@ -22,6 +22,8 @@ pub struct Program {
     pub insts: Vec<Inst>,
     /// What the kernel descriptor asks for.
     pub descriptor: KernelDescriptor,
+    /// Addresses that only jumps through registers reach: functions that the kernel calls.
+    functions: Vec<u64>,
     /// The machine code that was decoded, to notice that other code has taken its place.
     image: Vec<u8>,
 }
@@ -46,6 +48,19 @@ impl Program {
     /// # Errors
     /// The descriptor, or code that a branch leads to, lies outside every allocation.
     pub fn decode(memory: &Memory, kernel: u64) -> Result<Self, FaultKind> {
+        Self::decode_with(memory, kernel, Vec::new())
+    }
+
+    /// The same kernel with a function at `address` too, to which it jumps through a register.
+    ///
+    /// # Errors
+    /// The function lies outside every allocation.
+    pub(super) fn with_function(&self, memory: &Memory, address: u64) -> Result<Self, FaultKind> {
+        let functions = self.functions.iter().copied().chain([address]).collect();
+        Self::decode_with(memory, self.kernel, functions).map_err(|_| FaultKind::IndirectJump(address))
+    }
+
+    fn decode_with(memory: &Memory, kernel: u64, functions: Vec<u64>) -> Result<Self, FaultKind> {
         let bytes = memory.read(kernel, KernelDescriptor::SIZE);
         let bytes = bytes.ok_or_else(|| FaultKind::Dispatch(format!("no kernel descriptor at {kernel:#x}")))?;
         let descriptor = KernelDescriptor::parse(&bytes).map_err(FaultKind::Dispatch)?;
@@ -54,6 +69,7 @@ impl Program {
 
         let mut found: BTreeMap<u64, (Inst, Option<u64>)> = BTreeMap::new();
         let mut pending = vec![entry];
+        pending.extend(&functions);
         while let Some(mut at) = pending.pop() {
             while !found.contains_key(&at) {
                 let words = read_words(memory, at)?;
@@ -95,7 +111,7 @@ impl Program {
         }
         let last = insts.last().map_or(0, |inst| inst.offset as usize + usize::from(inst.size));
         let image = memory.read(base, last).unwrap_or_default();
-        Ok(Self { kernel, entry, base, start: index(entry), insts, descriptor, image })
+        Ok(Self { kernel, entry, base, start: index(entry), insts, descriptor, functions, image })
     }
 
     /// Says whether memory still holds the code that was decoded.

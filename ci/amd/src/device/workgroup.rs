@@ -1,10 +1,12 @@
 //! Runs the waves of one workgroup after another.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
 use super::code_object::KernelDescriptor;
-use super::dispatch::Dispatch;
+use super::dispatch::{Device, Dispatch};
 use super::fault::{Fault, FaultKind};
 use super::lds::Lds;
-use super::memory::Memory;
 use super::program::Program;
 use super::wave::{Context, Flow, PRIVATE_APERTURE, Wave};
 use crate::cdna3::inst::{Lanes, sgpr};
@@ -23,21 +25,18 @@ enum State {
 
 /// The waves and LDS of one workgroup; used again for the next one.
 pub(super) struct Workgroup<'a> {
-    memory: &'a Memory,
-    program: &'a Program,
+    device: &'a Device,
+    program: Arc<Program>,
     dispatch: &'a Dispatch,
-    check: bool,
-    wave_limit: u64,
     waves: Vec<(Wave, State)>,
     lds: Lds,
     /// Executions of each of the program's instructions.
-    pub(super) counts: Vec<u64>,
+    counts: Vec<u64>,
 }
 
 impl<'a> Workgroup<'a> {
-    pub(super) fn new(memory: &'a Memory, program: &'a Program, dispatch: &'a Dispatch, check: bool, wave_limit: u64) -> Self {
+    pub(super) fn new(device: &'a Device, program: Arc<Program>, dispatch: &'a Dispatch) -> Self {
         let items: u32 = dispatch.workgroup.iter().product();
-        let private_size = dispatch.private_bytes.max(program.descriptor.private_segment);
         let registers = usize::from(program.descriptor.registers().total);
         let wave = |index| Wave {
             s: [0; sgpr::COUNT],
@@ -45,28 +44,54 @@ impl<'a> Workgroup<'a> {
             v: vec![[0; 64]; registers],
             pc: 0,
             mode: 0,
-            private: vec![0; private_size as usize * 64],
-            private_size,
+            private: vec![0; dispatch.private_bytes as usize * 64],
+            private_size: dispatch.private_bytes,
             index,
             executed: 0,
         };
         Self {
-            memory,
-            program,
+            device,
             dispatch,
-            check,
-            wave_limit,
             waves: (0..items.div_ceil(64)).map(|index| (wave(index), State::Ready)).collect(),
-            lds: Lds::new(dispatch.group_bytes.max(program.descriptor.group_segment), check),
+            lds: Lds::new(dispatch.group_bytes, device.config.check),
             counts: vec![0; program.insts.len()],
+            program,
         }
+    }
+
+    /// Instructions executed so far, by mnemonic.
+    pub(super) fn executed(&self) -> BTreeMap<&'static str, u64> {
+        let mut by_name = BTreeMap::new();
+        for (inst, count) in self.program.insts.iter().zip(&self.counts).filter(|(_, count)| **count > 0) {
+            *by_name.entry(inst.row.name).or_default() += count;
+        }
+        by_name
+    }
+
+    /// Takes a function into the program that a wave has jumped to; gives the index of its first instruction.
+    fn extend(&mut self, address: u64) -> Result<u32, FaultKind> {
+        let program = self.device.extend(&self.program, address)?;
+        let moved = |index: u32| {
+            let offset = self.program.insts.get(index as usize).map_or(0, |inst| u64::from(inst.offset));
+            program.index_of(self.program.base + offset).unwrap_or(0)
+        };
+        let mut counts = vec![0; program.insts.len()];
+        for (index, count) in self.counts.iter().enumerate() {
+            counts[moved(index as u32) as usize] = *count;
+        }
+        for (wave, _) in &mut self.waves {
+            wave.pc = moved(wave.pc);
+        }
+        let target = program.index_of(address).ok_or(FaultKind::IndirectJump(address))?;
+        (self.program, self.counts) = (program, counts);
+        Ok(target)
     }
 
     /// Runs workgroup `id` to its end.
     pub(super) fn run(&mut self, id: [u32; 3]) -> Result<(), Fault> {
         self.lds.reset();
         for (wave, state) in &mut self.waves {
-            start(wave, self.program, self.dispatch, id);
+            start(wave, &self.program, self.dispatch, id);
             *state = State::Ready;
         }
         loop {
@@ -92,57 +117,24 @@ impl<'a> Workgroup<'a> {
 
     /// Lets a wave execute until it ends, comes to a barrier, or has had its turn.
     fn turn(&mut self, at: usize, id: [u32; 3]) -> Result<(), Fault> {
-        let (wave, state) = &mut self.waves[at];
-        let program = self.program;
-        let mut context = Context {
-            wave,
-            lds: &mut self.lds,
-            memory: self.memory,
-            check: self.check,
-            code_base: program.base,
-            fault: None,
-            recent: 0..0,
-        };
-        let mut pc = context.wave.pc;
-        let mut executed = 0;
-        let kind = loop {
-            let Some(inst) = program.insts.get(pc as usize) else {
-                break FaultKind::Internal("the program ran past its end".into());
+        let mut left = TURN;
+        while left > 0 {
+            let stopped = match self.execute(at, &mut left) {
+                Ok(None) => return Ok(()),
+                Ok(Some(address)) => self.extend(address).map(|target| self.waves[at].0.pc = target),
+                Err(kind) => Err(kind),
             };
-            self.counts[pc as usize] += 1;
-            executed += 1;
-            pc += 1;
-            match (inst.row.run)(&mut context, inst) {
-                Flow::Next if executed < TURN => continue,
-                Flow::Jump(target) if executed < TURN => {
-                    pc = target;
-                    continue;
-                }
-                Flow::Next => {}
-                Flow::Jump(target) => pc = target,
-                Flow::JumpTo(address) => match program.index_of(address) {
-                    Some(target) => {
-                        pc = target;
-                        continue;
-                    }
-                    None => break FaultKind::IndirectJump(address),
-                },
-                Flow::Barrier => *state = State::AtBarrier,
-                Flow::End => *state = State::Ended,
-                Flow::Fault => {
-                    break context.fault.take().unwrap_or(FaultKind::Internal("a fault with no reason".into()));
-                }
-            }
-            context.wave.pc = pc;
-            context.wave.executed += u64::from(executed);
-            if context.wave.executed > self.wave_limit {
-                break FaultKind::Hung(context.wave.executed);
-            }
-            return Ok(());
-        };
-        let inst = program.insts.get((pc - 1) as usize);
+            stopped.map_err(|kind| self.fault(at, id, kind))?;
+        }
+        Ok(())
+    }
+
+    /// A fault of the instruction before the wave's next one.
+    fn fault(&self, at: usize, id: [u32; 3], kind: FaultKind) -> Fault {
+        let program = &self.program;
+        let inst = self.waves[at].0.pc.checked_sub(1).and_then(|pc| program.insts.get(pc as usize));
         let pc = program.base + inst.map_or(0, |inst| u64::from(inst.offset));
-        Err(Fault {
+        Fault {
             kernel: program.kernel,
             pc,
             offset: pc.wrapping_sub(program.entry).cast_signed(),
@@ -150,8 +142,65 @@ impl<'a> Workgroup<'a> {
             workgroup: id,
             wave: at as u32,
             kind,
-        })
+        }
     }
+
+    /// Executes at most `left` instructions of a wave. Gives the address of a function that the program does not hold yet.
+    fn execute(&mut self, at: usize, left: &mut u32) -> Result<Option<u64>, FaultKind> {
+        let (wave, state) = &mut self.waves[at];
+        let program = &*self.program;
+        let mut pc = wave.pc;
+        let mut context = Context {
+            wave,
+            lds: &mut self.lds,
+            memory: &self.device.memory,
+            check: self.device.config.check,
+            code_base: program.base,
+            fault: None,
+            recent: 0..0,
+        };
+        let before = *left;
+        let mut unknown = None;
+        let mut fault = None;
+        while *left > 0 {
+            let Some(inst) = program.insts.get(pc as usize) else {
+                fault = Some(FaultKind::Internal("the program ran past its end".into()));
+                break;
+            };
+            self.counts[pc as usize] += 1;
+            *left -= 1;
+            pc += 1;
+            match (inst.row.run)(&mut context, inst) {
+                Flow::Next => continue,
+                Flow::Jump(target) => {
+                    pc = target;
+                    continue;
+                }
+                Flow::JumpTo(address) => match program.index_of(address) {
+                    Some(target) => {
+                        pc = target;
+                        continue;
+                    }
+                    None => unknown = Some(address),
+                },
+                Flow::Barrier => *state = State::AtBarrier,
+                Flow::End => *state = State::Ended,
+                Flow::Fault => fault = Some(context.fault.take().unwrap_or_else(no_reason)),
+            }
+            break;
+        }
+        context.wave.pc = pc;
+        context.wave.executed += u64::from(before - *left);
+        match fault {
+            Some(kind) => Err(kind),
+            None if context.wave.executed > self.device.config.wave_limit => Err(FaultKind::Hung(context.wave.executed)),
+            None => Ok(unknown),
+        }
+    }
+}
+
+fn no_reason() -> FaultKind {
+    FaultKind::Internal("a fault with no reason".into())
 }
 
 /// Puts a wave at the kernel's entry with the registers that the hardware sets up.

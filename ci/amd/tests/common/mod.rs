@@ -1,8 +1,11 @@
 #![allow(dead_code, reason = "each test file uses a part")]
 //! Kernels of `kernels/test.hip` and what they must give, on anything that runs gfx942 code.
 
-use std::path::Path;
+pub(crate) mod emulator;
+
+use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Something that runs kernels.
 pub(crate) trait Gpu {
@@ -34,26 +37,60 @@ impl Arguments {
         self.push(&x.to_le_bytes())
     }
 
-    fn push(mut self, x: &[u8]) -> Self {
-        self.bytes.resize(self.bytes.len().next_multiple_of(x.len()), 0);
+    /// A struct by value, aligned to 8 bytes.
+    pub(crate) fn block(self, bytes: &[u8]) -> Self {
+        self.push_aligned(bytes, 8)
+    }
+
+    fn push(self, x: &[u8]) -> Self {
+        self.push_aligned(x, x.len())
+    }
+
+    fn push_aligned(mut self, x: &[u8], align: usize) -> Self {
+        self.bytes.resize(self.bytes.len().next_multiple_of(align), 0);
         self.offsets.push(self.bytes.len());
         self.bytes.extend(x);
         self
     }
 }
 
-/// Compiles a file beside the tests for gfx942, or says why it cannot be done.
+/// The first of these paths that exists: tests run in the package's folder or the workspace's.
+pub(crate) fn find(path: &str) -> Result<PathBuf, String> {
+    let places = ["", "ci/amd/", "../../"].map(|prefix| PathBuf::from(format!("{prefix}{path}")));
+    places.into_iter().find(|place| place.exists()).ok_or_else(|| format!("{path} is not here"))
+}
+
+/// Compiles a file of the tests for gfx942, or says why it cannot be done.
 pub(crate) fn compile(source: &str, defines: &[&str]) -> Result<Vec<u8>, String> {
-    let source = ["tests/kernels", "ci/amd/tests/kernels"].iter().map(|dir| Path::new(dir).join(source));
-    let source = source.into_iter().find(|path| path.exists()).ok_or("the kernels' sources are not here")?;
-    let compiler = ["clang++-22", "clang++-19", "clang++"].into_iter().find(|name| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success()));
+    compile_path(&find(&format!("tests/kernels/{source}"))?, defines)
+}
+
+/// Compiles source text for gfx942.
+pub(crate) fn compile_text(text: &str, defines: &[&str]) -> Result<Vec<u8>, String> {
+    let path = temporary("hip");
+    std::fs::write(&path, text).map_err(|e| e.to_string())?;
+    let compiled = compile_path(&path, defines);
+    let _removed = std::fs::remove_file(&path);
+    compiled
+}
+
+/// A file name of this process's own.
+fn temporary(extension: &str) -> PathBuf {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let name = format!("amd-emulator-{}-{}.{extension}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+    std::env::temp_dir().join(name)
+}
+
+fn compile_path(source: &Path, defines: &[&str]) -> Result<Vec<u8>, String> {
+    let works = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success());
+    let compiler = ["clang++-22", "clang++-19", "clang++"].into_iter().find(works);
     let compiler = compiler.ok_or("no clang++ for AMD GPUs is installed")?;
-    let unique = format!("{}-{:?}-{}", std::process::id(), std::thread::current().id(), defines.join("-"));
-    let output = std::env::temp_dir().join(format!("amd-emulator-{unique}.hsaco"));
+    let output = temporary("hsaco");
     let mut command = Command::new(compiler);
     command.args(["-x", "hip", "--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"]);
-    command.args(["-O3", "-fuse-ld=lld", "-mcode-object-version=5"]).args(defines.iter().map(|define| format!("-D{define}")));
-    let done = command.arg(&source).arg("-o").arg(&output).output().map_err(|e| e.to_string())?;
+    command.args(["-std=c++17", "-O3", "-fuse-ld=lld", "-mcode-object-version=5"]);
+    command.args(defines.iter().map(|define| format!("-D{define}")));
+    let done = command.arg(source).arg("-o").arg(&output).output().map_err(|e| e.to_string())?;
     if !done.status.success() {
         return Err(format!("{compiler}: {}", String::from_utf8_lossy(&done.stderr)));
     }

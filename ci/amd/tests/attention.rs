@@ -1,0 +1,270 @@
+//! The library's own kernels, compiled for gfx942, on a checking device: numbers against float64, and no finding.
+
+mod common;
+
+use bytemuck::Zeroable;
+use common::emulator::Emulator;
+use common::{Arguments, Gpu, Random};
+use latentwave::kernel::params::{DecodeParams, ScheduleKind};
+
+const HEADS: usize = 16;
+const PAGE: usize = 16;
+const LENS: [i32; 3] = [53, 3, 17];
+
+/// A type of the kernels: its code, bytes, and float64 value of random bytes.
+#[derive(Clone, Copy, PartialEq)]
+enum Type {
+    F16,
+    Bf16,
+    Fp8Fnuz,
+}
+
+impl Type {
+    fn code(self) -> u32 {
+        match self {
+            Self::F16 => 1,
+            Self::Bf16 => 2,
+            Self::Fp8Fnuz => 4,
+        }
+    }
+
+    fn size(self) -> usize {
+        if self == Self::Fp8Fnuz { 1 } else { 2 }
+    }
+
+    /// Random elements: bytes and values.
+    fn random(self, random: &mut Random, n: usize) -> (Vec<u8>, Vec<f64>) {
+        let mut bytes = Vec::with_capacity(n * self.size());
+        let values = (0..n).map(|_| {
+            let x = random.unit();
+            match self {
+                Self::F16 => {
+                    let x = half::f16::from_f32(x);
+                    bytes.extend(x.to_le_bytes());
+                    x.to_f64()
+                }
+                Self::Bf16 => {
+                    let x = half::bf16::from_f32(x);
+                    bytes.extend(x.to_le_bytes());
+                    x.to_f64()
+                }
+                Self::Fp8Fnuz => {
+                    let byte = random.bits() as u8 & 0xbf;
+                    let byte = if byte == 0x80 { 0 } else { byte };
+                    bytes.push(byte);
+                    hsakmt::cdna3::float::fp8_to_f32(byte).into()
+                }
+            }
+        });
+        let values = values.collect();
+        (bytes, values)
+    }
+
+    /// The value of stored bytes.
+    fn value(self, bytes: &[u8]) -> f64 {
+        match self {
+            Self::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+            _ => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f64(),
+        }
+    }
+}
+
+/// Constants of stage 1.
+struct Form {
+    q: Type,
+    kv: Type,
+    rank: usize,
+    rope: usize,
+    block_rows: u32,
+    stages: u32,
+}
+
+/// Compiles a kernel file with the vendor's headers before it.
+fn compile(file: &str, constants: &[(&str, u32)]) -> Result<Vec<u8>, String> {
+    let mut text = format!("{}\n{}\n", hip_sys::VENDOR_H, hip_sys::MMA_H);
+    for name in ["kernels/params.h", "kernels/tile.h", file] {
+        text += &std::fs::read_to_string(common::find(name)?).map_err(|e| e.to_string())?;
+        text += "\n";
+    }
+    let defines: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
+    common::compile_text(&text, &defines.iter().map(String::as_str).collect::<Vec<_>>())
+}
+
+fn constants(form: &Form, block_rows: u32, tile_tokens: u32) -> Vec<(&'static str, u32)> {
+    vec![
+        ("Q_DTYPE", form.q.code()),
+        ("KV_DTYPE", form.kv.code()),
+        ("KV_LORA_RANK", form.rank as u32),
+        ("ROPE_DIM", form.rope as u32),
+        ("BLOCK_ROWS", block_rows),
+        ("TILE_TOKENS", tile_tokens),
+        ("STAGES", form.stages),
+        ("THREADS", 256),
+        ("FORM", 0),
+        ("WAVE", 64),
+    ]
+}
+
+/// What one query row must give: output and natural-log LSE.
+fn reference(q: &[f64], rows: &[&[f64]], rank: usize, scale: f64) -> (Vec<f64>, f64) {
+    let logits: Vec<f64> = rows.iter().map(|row| scale * q.iter().zip(*row).map(|(a, b)| a * b).sum::<f64>()).collect();
+    let top = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+    let weights: Vec<f64> = logits.iter().map(|x| (x - top).exp()).collect();
+    let sum: f64 = weights.iter().sum();
+    let mut out = vec![0.0; rank];
+    for (weight, row) in weights.iter().zip(rows) {
+        out.iter_mut().zip(*row).for_each(|(out, x)| *out += weight / sum * x);
+    }
+    (out, top + sum.ln())
+}
+
+/// Runs both stages for `query_len` tokens and compares every row.
+fn decode(form: &Form, query_len: usize, splits: usize) {
+    let compiled = compile("kernels/mla_decode_split.cu", &constants(form, form.block_rows, 16))
+        .and_then(|split| Ok((split, compile("kernels/mla_decode_reduce.cu", &constants(form, 4, 128))?)));
+    let (split, reduce) = match compiled {
+        Ok(files) => files,
+        Err(reason) if reason.starts_with("clang") => panic!("{reason}"),
+        Err(reason) => {
+            println!("not run: {reason}");
+            return;
+        }
+    };
+    let mut gpu = Emulator::new(&split, true);
+    gpu.dynamic_bytes = 65536 - 128;
+    let (batch, width) = (LENS.len(), form.rank + form.rope);
+    let mut random = Random::new();
+    let columns = LENS.iter().max().map_or(0, |len| (*len as usize).div_ceil(PAGE)) + 1;
+    let pages = batch * columns + 2;
+    let (q_bytes, q) = form.q.random(&mut random, batch * query_len * HEADS * width);
+    let (kv_bytes, kv) = form.kv.random(&mut random, pages * PAGE * width);
+    // Pages in an order of their own; entries past a sequence's end name no page.
+    let table: Vec<i32> = (0..batch * columns)
+        .map(|at| {
+            let used = (LENS[at / columns] as usize).div_ceil(PAGE);
+            if at % columns < used { ((at * 7 + 3) % pages) as i32 } else { -1 }
+        })
+        .collect();
+    // Bytes of tokens past a sequence's end are NaN, of a sixteen bit type at least.
+    let mut cache = kv_bytes;
+    for (seq, len) in LENS.iter().enumerate() {
+        let last = (*len as usize - 1) / PAGE;
+        for token in *len as usize..(last + 1) * PAGE {
+            let at = (table[seq * columns + last] as usize * PAGE + token % PAGE) * width * form.kv.size();
+            cache[at..at + width * form.kv.size()].fill(if form.kv == Type::Fp8Fnuz { 0x80 } else { 0xff });
+        }
+    }
+    // Stage 1 looks up the page of a tile after the last one, in a row past the table; it does not use it.
+    let padded = [&table[..], &vec![-1; columns]].concat();
+    let rows = batch * query_len * HEADS;
+    let slots = batch * splits;
+    let (pq, pkv) = (gpu.upload(&q_bytes), gpu.upload(&cache));
+    let out = gpu.upload(&vec![0xff; rows * form.rank * 2]);
+    let lse = gpu.upload(&common::unwritten(rows));
+    let (kv_scale, sm_scale) = (if form.kv == Type::Fp8Fnuz { 0.25 } else { 1.0 }, 0.7 / (width as f32).sqrt());
+    let params = DecodeParams {
+        q: pq,
+        kv: pkv,
+        k_rope: pkv + (form.rank * form.kv.size()) as u64,
+        block_table: gpu.upload(&common::i32_bytes(&padded)),
+        seq_lens: gpu.upload(&common::i32_bytes(&LENS)),
+        out,
+        lse,
+        partial_out: gpu.upload(&common::unwritten(slots * query_len * HEADS * form.rank)),
+        partial_lse: gpu.upload(&common::unwritten(slots * query_len * HEADS)),
+        q_stride_batch: (query_len * HEADS * width) as i64,
+        q_stride_token: (HEADS * width) as i64,
+        q_stride_head: width as i64,
+        kv_stride_page: (PAGE * width) as i64,
+        kv_stride_token: width as i64,
+        rope_stride_page: (PAGE * width) as i64,
+        rope_stride_token: width as i64,
+        table_stride: columns as i64,
+        out_stride_batch: (query_len * HEADS * form.rank) as i64,
+        out_stride_token: (HEADS * form.rank) as i64,
+        out_stride_head: form.rank as i64,
+        lse_stride_batch: (query_len * HEADS) as i64,
+        lse_stride_token: HEADS as i64,
+        num_pages: pages as i64,
+        batch: batch as i32,
+        query_len: query_len as i32,
+        query_group: query_len as i32,
+        num_heads: HEADS as i32,
+        kv_lora_rank: form.rank as i32,
+        rope_dim: form.rope as i32,
+        page_size: PAGE as i32,
+        table_width: columns as i32,
+        causal: 1,
+        schedule_kind: ScheduleKind::Even as i32,
+        num_kv_splits: splits as i32,
+        tile_tokens: 16,
+        sm_scale,
+        kv_scale,
+        ..DecodeParams::zeroed()
+    };
+    let arguments = Arguments::default().block(bytemuck::bytes_of(&params));
+    let group_rows = (query_len * HEADS) as u32;
+    let grid = group_rows.div_ceil(form.block_rows) * slots as u32;
+    gpu.launch(&gpu.kernel("mla_decode_split"), grid, 256, &arguments).unwrap_or_else(|fault| panic!("stage 1: {fault}"));
+    if splits > 1 {
+        gpu.dynamic_bytes = 0;
+        let code = hsakmt::device::CodeObject::load(&reduce, &gpu.device.memory).expect("stage 2");
+        let kernel = code.kernel("mla_decode_reduce").expect("stage 2");
+        let grid = (form.rank as u32).div_ceil(128) * group_rows.div_ceil(4) * batch as u32;
+        gpu.launch(&kernel, grid, 256, &arguments).unwrap_or_else(|fault| panic!("stage 2: {fault}"));
+    }
+    let total = gpu.device.statistics().total();
+    println!("{} wave instructions in {:.2} s", total.instructions, total.seconds);
+
+    let got_out = gpu.download(out, rows * form.rank * 2);
+    let got_lse = common::to_f32(&gpu.download(lse, 4 * rows));
+    for row in 0..rows {
+        let (seq, token) = (row / (query_len * HEADS), row / HEADS % query_len);
+        let visible = (LENS[seq] as usize + token + 1).saturating_sub(query_len);
+        let scaled: Vec<Vec<f64>> = (0..visible)
+            .map(|t| {
+                let at = (table[seq * columns + t / PAGE] as usize * PAGE + t % PAGE) * width;
+                kv[at..at + width].iter().map(|x| x * f64::from(kv_scale)).collect()
+            })
+            .collect();
+        let tokens: Vec<&[f64]> = scaled.iter().map(Vec::as_slice).collect();
+        let (want, want_lse) = reference(&q[row * width..(row + 1) * width], &tokens, form.rank, sm_scale.into());
+        if visible == 0 {
+            assert_eq!(got_lse[row], f32::NEG_INFINITY, "row {row}");
+            continue;
+        }
+        assert!((f64::from(got_lse[row]) - want_lse).abs() < 2e-3, "row {row}: LSE {} for {want_lse}", got_lse[row]);
+        for (column, want) in want.iter().enumerate() {
+            let at = (row * form.rank + column) * 2;
+            let got = form.q.value(&got_out[at..at + 2]);
+            assert!((got - want).abs() <= 0.02 * want.abs() + 4e-3, "row {row} column {column}: {got} for {want}");
+        }
+    }
+}
+
+const WIDE: Form = Form { q: Type::Bf16, kv: Type::Bf16, rank: 512, rope: 64, block_rows: 16, stages: 3 };
+
+#[test]
+fn bf16_in_one_split() {
+    decode(&WIDE, 1, 1);
+}
+
+#[test]
+fn bf16_in_three_splits_with_two_query_tokens() {
+    decode(&Form { block_rows: 32, ..WIDE }, 2, 3);
+}
+
+#[test]
+fn f16() {
+    decode(&Form { q: Type::F16, kv: Type::F16, ..WIDE }, 1, 2);
+}
+
+#[test]
+fn fp8() {
+    decode(&Form { kv: Type::Fp8Fnuz, stages: 2, ..WIDE }, 1, 2);
+}
+
+#[test]
+fn narrow_rows_with_four_query_tokens() {
+    decode(&Form { rank: 256, rope: 32, block_rows: 32, ..WIDE }, 4, 2);
+}
