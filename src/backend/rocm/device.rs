@@ -180,6 +180,10 @@ impl RawDevice for Device {
         told != Ok(hipStreamCaptureStatusNone)
     }
 
+    fn abort_capture(&self, stream: StreamHandle) {
+        super::graph::abort(self, stream);
+    }
+
     fn create_event(&self) -> Result<EventHandle> {
         let _bound = self.bind_relaxed()?;
         self.hip.event_create(hipEventDisableTiming).map(EventHandle).map_err(typed)
