@@ -5,6 +5,7 @@
 //! `ci/hip_runtimes.sh` sets it.
 #![cfg(feature = "rocm")]
 
+mod compile;
 #[path = "../gpu/graphs.rs"]
 mod graphs;
 #[path = "../gpu/kernels.rs"]

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hip_sys::Hip;
 use hip_sys::types::{
@@ -19,6 +20,7 @@ use crate::error::{Error, Result};
 pub(super) struct Device {
     pub(super) hip: &'static Hip,
     pub(super) info: DeviceInfo,
+    launching: Mutex<()>,
 }
 
 /// Facts of all devices.
@@ -60,7 +62,7 @@ impl Device {
             let reason = format!("the runtime sees {count}, numbered from 0");
             return Err(Error::NoDevice { backend: NAME, index, reason });
         }
-        Ok(Self { hip, info: probe(hip, index)? })
+        Ok(Self { hip, info: probe(hip, index)?, launching: Mutex::new(()) })
     }
 
     /// Makes this the thread's current device until the guard is dropped; the thread's own device then comes back.
@@ -82,6 +84,12 @@ impl Device {
         let mut bound = self.bind()?;
         bound.relaxed = Some(self.hip.exchange_capture_mode(hipStreamCaptureModeRelaxed).map_err(typed)?);
         Ok(bound)
+    }
+
+    /// To be held over every launch and replay. HIP keeps the arguments of a kernel in the kernel until a launch has copied them:
+    /// of a launch and a replay by two threads at a time, one ran with the other's arguments (seen in 5.7.1).
+    pub(super) fn lock_launches(&self) -> MutexGuard<'_, ()> {
+        self.launching.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Free device memory in bytes.
@@ -178,6 +186,10 @@ impl RawDevice for Device {
         // SAFETY: the stream is live.
         let told = unsafe { self.hip.capture_status(stream.0) };
         told != Ok(hipStreamCaptureStatusNone)
+    }
+
+    fn abort_capture(&self, stream: StreamHandle) {
+        super::graph::abort(self, stream);
     }
 
     fn create_event(&self) -> Result<EventHandle> {

@@ -1,6 +1,6 @@
 //! Graphs: ending a capture, instantiating, replaying, and the releases whose graphs are broken.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use hip_sys::types::{hipGraph_t, hipGraphExec_t, hipStreamCaptureModeThreadLocal, hipStreamCaptureStatusNone};
 use hip_sys::{GraphNodeKind, Hip};
@@ -39,8 +39,6 @@ pub struct RocmGraph {
     arena: Arc<Arena<Device>>,
     executable: hipGraphExec_t,
     bytes: usize,
-    // The runtime does not guard an executable against two launches at a time.
-    launching: Mutex<()>,
 }
 
 // SAFETY: a handle of the runtime, which every thread may use; launches are serialised.
@@ -128,9 +126,12 @@ pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result
         return Err(Error::CaptureFailed { reason: reason.into() });
     }
     let before = device.free_memory()?;
-    // SAFETY: the graph is live.
-    let executable = unsafe { hip.graph_instantiate(recorded.graph) }.map_err(broken)?;
-    let mut graph = RocmGraph { arena: arena.clone(), executable, bytes: 0, launching: Mutex::new(()) };
+    let executable = {
+        let _alone = device.lock_launches();
+        // SAFETY: the graph is live.
+        unsafe { hip.graph_instantiate(recorded.graph) }.map_err(broken)?
+    };
+    let mut graph = RocmGraph { arena: arena.clone(), executable, bytes: 0 };
     // SAFETY: both are live.
     match unsafe { hip.graph_upload(executable, stream.0) } {
         // HIP 5.2 has no upload: the first replay does it.
@@ -174,7 +175,7 @@ pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &RocmG
         return Err(Error::GraphState { call: "replay", state: CaptureState::Capturing });
     }
     let _bound = device.bind()?;
-    let _launching = graph.launching.lock().unwrap_or_else(PoisonError::into_inner);
+    let _alone = device.lock_launches();
     // SAFETY: the stream is live, the addresses are the caller's promise.
     unsafe { device.hip.graph_launch(graph.executable, stream.0) }.map_err(typed)
 }

@@ -2,9 +2,9 @@
 
 use std::sync::OnceLock;
 
-use hip_sys::{Error as HipSysError, Hip};
+use hip_sys::{Error as HipSysError, Hip, Version};
 
-use super::driver::typed;
+use super::driver::{NAME, typed};
 use crate::error::{Error, Result};
 use crate::kernel::{Compiled, Compiler, Source};
 
@@ -14,10 +14,13 @@ pub(crate) struct Hiprtc {
     version: String,
 }
 
+/// Oldest release whose compiler (LLVM 17) has all the operations that the kernels are written with.
+const OLDEST: Version = Version { major: 5, minor: 7, patch: 0 };
+
 /// The compiler, opened once per process and never closed.
 ///
 /// # Errors
-/// [`Error::Unavailable`] with what was tried.
+/// [`Error::Unavailable`] with what was tried, or where the compiler is older than HIP 5.7.
 pub(crate) fn hiprtc() -> Result<&'static Hiprtc> {
     static HIPRTC: OnceLock<Hiprtc> = OnceLock::new();
     match HIPRTC.get() {
@@ -26,8 +29,15 @@ pub(crate) fn hiprtc() -> Result<&'static Hiprtc> {
             let rtc = hip_sys::Hiprtc::load().map_err(typed)?;
             // The version that hipRTC gives of itself is that of its interface, 9.0 in all releases; the runtime's tells them
             // apart, and so does the path where that is not to be had.
-            let release = Hip::load().and_then(Hip::runtime_version).map(|version| version.to_string());
-            let release = release.unwrap_or_else(|_| rtc.path().display().to_string());
+            let release = match Hip::load().and_then(Hip::runtime_version) {
+                Ok(version) if version < OLDEST => {
+                    let reason =
+                        format!("HIP {version} has a compiler too old for the kernels; update to {OLDEST} or later");
+                    return Err(Error::Unavailable { backend: NAME, library: "libhiprtc", reason });
+                }
+                Ok(version) => version.to_string(),
+                Err(_) => rtc.path().display().to_string(),
+            };
             Ok(HIPRTC.get_or_init(|| Hiprtc { rtc, version: format!("hiprtc {release}") }))
         }
     }

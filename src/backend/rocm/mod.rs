@@ -1,7 +1,8 @@
 //! AMD GPUs. The HIP runtime and hipRTC are opened at run time, so a build needs no ROCm and a machine without it gets an error.
 //!
-//! `probe -> prepare -> launch -> capture -> replay`: [`driver`] opens the library, [`device`] holds the calls under memory and
-//! streams, [`module`] loads and launches, [`graph`] captures and replays, [`hiprtc`] compiles.
+//! `probe -> prepare -> launch -> capture -> replay`: `driver.rs` opens the library, `device.rs` holds the calls under memory
+//! and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `hiprtc.rs` compiles. Memory and streams
+//! themselves are in `backend/gpu/`, for all vendors.
 
 mod device;
 mod driver;

@@ -106,6 +106,7 @@ pub(super) unsafe fn launch(
         shared_bytes: launch.shared_bytes,
         params: arguments.as_mut_ptr(),
     };
+    let _alone = device.lock_launches();
     // SAFETY: the runtime copies the block before it returns; the addresses are the caller's promise.
     unsafe { device.hip.launch(&node, stream.0) }.map_err(typed)
 }
