@@ -41,7 +41,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         device.run(&dispatch)?;
         let after = device.statistics().total();
         let (instructions, seconds) = (after.instructions - before.instructions, after.seconds - before.seconds);
-        println!("{name:12} {instructions:9} wave instructions, {seconds:.3} s, {:.2} M/s", instructions as f64 / seconds / 1e6);
+        println!(
+            "{name:12} {instructions:9} wave instructions, {seconds:.3} s, {:.2} M/s",
+            instructions as f64 / seconds / 1e6
+        );
     }
     Ok(())
 }

@@ -9,8 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use common::{Arguments, Gpu};
 use hip_sys::types::{
-    hipDeviceAttributeMultiprocessorCount, hipFunction_t, hipModule_t, hipStream_t, hipStreamCaptureModeThreadLocal,
-    hipStreamNonBlocking, hipMemcpyDeviceToHost, hipMemcpyHostToDevice, hipMemcpyDeviceToDevice,
+    hipDeviceAttributeMultiprocessorCount, hipFunction_t, hipMemcpyDeviceToDevice, hipMemcpyDeviceToHost,
+    hipMemcpyHostToDevice, hipModule_t, hipStream_t, hipStreamCaptureModeThreadLocal, hipStreamNonBlocking,
 };
 use hip_sys::{Hip, KernelNode};
 
@@ -131,7 +131,11 @@ impl Gpu for Amd {
 fn enumeration() {
     on_device(|amd| {
         let units = amd.hip.device_attribute(hipDeviceAttributeMultiprocessorCount, 0).expect("compute units");
-        println!("{} ({}), {units} compute units", amd.hip.device_name(0).expect("a name"), amd.hip.arch_name(0).expect("an arch"));
+        println!(
+            "{} ({}), {units} compute units",
+            amd.hip.device_name(0).expect("a name"),
+            amd.hip.arch_name(0).expect("an arch")
+        );
         if let Ok(want) = std::env::var("AMD_EMULATOR_CUS") {
             assert_eq!(units.to_string(), want);
         }
@@ -148,7 +152,8 @@ fn copies_and_fills() {
             let (from, to) = (amd.upload(&bytes), amd.upload(&vec![0; len]));
             assert_eq!(amd.download(from, len), bytes);
             // SAFETY: both buffers have `len` bytes.
-            unsafe { amd.hip.memcpy(to as *mut c_void, from as *const c_void, len, hipMemcpyDeviceToDevice) }.expect("a copy");
+            unsafe { amd.hip.memcpy(to as *mut c_void, from as *const c_void, len, hipMemcpyDeviceToDevice) }
+                .expect("a copy");
             assert_eq!(amd.download(to, len), bytes, "device to device, {len} bytes");
             // SAFETY: the buffer has `len` bytes.
             unsafe { amd.hip.memset(to as *mut c_void, 0xa5, len) }.expect("a fill");
@@ -239,13 +244,19 @@ fn two_threads_with_streams_of_their_own() {
                         };
                         // SAFETY: all buffers have n values and live until the synchronisation.
                         unsafe {
-                            hip.memcpy_async(a, values.as_ptr().cast(), 4 * n, hipMemcpyHostToDevice, stream).expect("copy");
-                            hip.memcpy_async(b, values.as_ptr().cast(), 4 * n, hipMemcpyHostToDevice, stream).expect("copy");
+                            hip.memcpy_async(a, values.as_ptr().cast(), 4 * n, hipMemcpyHostToDevice, stream)
+                                .expect("copy");
+                            hip.memcpy_async(b, values.as_ptr().cast(), 4 * n, hipMemcpyHostToDevice, stream)
+                                .expect("copy");
                             hip.launch(&node, stream).expect("launch");
-                            hip.memcpy_async(got.as_mut_ptr().cast(), out, 4 * n, hipMemcpyDeviceToHost, stream).expect("copy");
+                            hip.memcpy_async(got.as_mut_ptr().cast(), out, 4 * n, hipMemcpyDeviceToHost, stream)
+                                .expect("copy");
                             hip.stream_synchronize(stream).expect("ends");
                         }
-                        assert!(got.iter().zip(&values).all(|(got, x)| *got == 2.0 * x), "thread {thread} round {round}");
+                        assert!(
+                            got.iter().zip(&values).all(|(got, x)| *got == 2.0 * x),
+                            "thread {thread} round {round}"
+                        );
                     }
                     // SAFETY: nothing is in flight.
                     unsafe {

@@ -36,7 +36,9 @@ fn encodings_are_those_of_llvm() {
     let text = String::from_utf8_lossy(&output.stdout);
     let encodings = text.lines().filter_map(|line| line.split("encoding: [").nth(1));
     let encodings: Vec<Vec<u8>> = encodings
-        .map(|bytes| bytes.trim_end_matches(']').split(',').map(|x| u8::from_str_radix(&x[2..], 16).expect("hex")).collect())
+        .map(|bytes| {
+            bytes.trim_end_matches(']').split(',').map(|x| u8::from_str_radix(&x[2..], 16).expect("hex")).collect()
+        })
         .collect();
     assert_eq!(encodings.len(), cases.len());
     for (case, encoding) in cases.iter().zip(encodings) {
@@ -158,7 +160,9 @@ fn lds_atomics_return_the_old_value() {
         let name = case.mnemonic().to_owned();
         let Some((_, kind)) = name.rsplit_once('_') else { continue };
         let returning = name.replace(&format!("_{kind}"), &format!("_rtn_{kind}"));
-        let Some(op) = opcode(&returning).filter(|_| name.starts_with("ds_") && !name.contains("_rtn")) else { continue };
+        let Some(op) = opcode(&returning).filter(|_| name.starts_with("ds_") && !name.contains("_rtn")) else {
+            continue;
+        };
         seen += 1;
         case.words[0] = case.words[0] & !(0xff << 17) | op << 17;
         case.words[1] |= 10 << 24;
@@ -210,7 +214,8 @@ fn every_comparison_holds() {
     let mut seen = 0;
     for (_, row) in implemented().filter(|(encoding, row)| *encoding == Encoding::Vopc && !row.name.contains("class")) {
         let mut parts = row.name.split('_').skip(1);
-        let (prefix, condition, kind) = (parts.next(), parts.next().expect("a condition"), parts.next().expect("a type"));
+        let (prefix, condition, kind) =
+            (parts.next(), parts.next().expect("a condition"), parts.next().expect("a type"));
         let is_cmpx = prefix == Some("cmpx");
         let width: u32 = kind[1..].parse().expect("a width");
         let bits = |n: usize| -> u64 {
@@ -229,7 +234,8 @@ fn every_comparison_holds() {
         };
         let op = u32::from(row.op);
         // Lane 8 a + b compares values a and b.
-        let wanted = (0..64).filter(|lane| holds(condition, order(lane / 8, lane % 8))).fold(0u64, |x, lane| x | 1 << lane);
+        let wanted =
+            (0..64).filter(|lane| holds(condition, order(lane / 8, lane % 8))).fold(0u64, |x, lane| x | 1 << lane);
         let exec = 0xfedc_ba98_7654_3210u64 | 0xf0;
         for words in [vec![0x3e << 25 | op << 17 | 2 << 9 | 256], vec![0x34 << 26 | op << 16 | 30, 258 << 9 | 256]] {
             let mut machine = Machine::new();
@@ -259,7 +265,10 @@ fn every_implemented_instruction_is_tested() {
         let base = name.replace("_rtn_", "_");
         let returning = base != name && tested.contains(&base);
         // Comparisons above; matrix instructions in matrices.rs; clocks give no fixed value.
-        returning || name.starts_with("v_cmp") || name.starts_with("v_mfma") || matches!(name, "s_memtime" | "s_memrealtime")
+        returning
+            || name.starts_with("v_cmp")
+            || name.starts_with("v_mfma")
+            || matches!(name, "s_memtime" | "s_memrealtime")
     };
     let missing = implemented().map(|(_, row)| row.name).filter(|name| !tested.contains(*name) && !elsewhere(name));
     assert_eq!(missing.collect::<Vec<_>>(), Vec::<&str>::new());

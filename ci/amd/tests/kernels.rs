@@ -2,29 +2,24 @@
 
 mod common;
 
-use common::emulator::Emulator as Loaded;
+use common::emulator::Emulator;
 use common::{Arguments, Gpu};
 
-/// An emulator with the test kernels.
-struct Emulator;
-
-impl Emulator {
-    /// Loads the test kernels; `None`, with the reason printed, where they cannot be compiled.
-    fn new(defines: &[&str], check: bool) -> Option<Loaded> {
-        match common::compile("test.hip", defines) {
-            Ok(file) => Some(Loaded::new(&file, check)),
-            Err(reason) => {
-                println!("not run: {reason}");
-                None
-            }
+/// An emulator with the test kernels; `None`, with the reason printed, where they cannot be compiled.
+fn emulator(defines: &[&str], check: bool) -> Option<Emulator> {
+    match common::compile("test.hip", defines) {
+        Ok(file) => Some(Emulator::new(&file, check)),
+        Err(reason) => {
+            println!("not run: {reason}");
+            None
         }
     }
 }
 
 /// Runs a test on a plain and on a checking device.
-fn on_both(test: impl Fn(&Loaded) -> Result<(), String>) {
+fn on_both(test: impl Fn(&Emulator) -> Result<(), String>) {
     for check in [false, true] {
-        let Some(emulator) = Emulator::new(&[], check) else { return };
+        let Some(emulator) = emulator(&[], check) else { return };
         if let Err(fault) = test(&emulator) {
             panic!("check {check}: {fault}");
         }
@@ -77,9 +72,9 @@ fn private_memory() {
 }
 
 /// Runs a test with a bug planted, on a checking device, and gives the report.
-fn planted(define: &str, test: impl Fn(&Loaded) -> Result<(), String>) -> Option<String> {
-    let emulator = Emulator::new(&[define], true)?;
-    Some(test(&emulator).expect_err("the bug was not found"))
+fn planted(define: &str, test: impl Fn(&Emulator) -> Result<(), String>) -> Option<String> {
+    let planted = emulator(&[define], true)?;
+    Some(test(&planted).expect_err("the bug was not found"))
 }
 
 #[test]
@@ -92,7 +87,7 @@ fn a_missing_barrier_is_reported_as_a_race() {
 fn an_lds_overrun_is_reported_on_any_device() {
     let Some(report) = planted("PLANT_LDS_OVERRUN", common::reverse) else { return };
     assert!(report.contains("the workgroup has 1024"), "{report}");
-    let Some(plain) = Emulator::new(&["PLANT_LDS_OVERRUN"], false) else { return };
+    let Some(plain) = emulator(&["PLANT_LDS_OVERRUN"], false) else { return };
     assert!(common::reverse(&plain).is_err());
 }
 
@@ -104,7 +99,7 @@ fn an_address_of_no_allocation_is_reported() {
 
 #[test]
 fn a_wrong_lane_mapping_gives_wrong_numbers() {
-    let Some(emulator) = Emulator::new(&["PLANT_LANE_MAPPING"], true) else { return };
+    let Some(emulator) = emulator(&["PLANT_LANE_MAPPING"], true) else { return };
     let wrong = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         common::matrix(&emulator, "bf16_32x32x8", 32, 8, common::Element::Bf16)
     }));
@@ -113,7 +108,7 @@ fn a_wrong_lane_mapping_gives_wrong_numbers() {
 
 #[test]
 fn never_written_memory_is_reported() {
-    let Some(emulator) = Emulator::new(&[], true) else { return };
+    let Some(emulator) = emulator(&[], true) else { return };
     let input = emulator.upload(&[0; 4096]);
     emulator.device.poison(input, 4096);
     let output = emulator.upload(&[0; 4096]);
@@ -124,7 +119,7 @@ fn never_written_memory_is_reported() {
 
 #[test]
 fn statistics_count_every_wave() {
-    let Some(emulator) = Emulator::new(&[], false) else { return };
+    let Some(emulator) = emulator(&[], false) else { return };
     common::vector_add(&emulator).expect("runs");
     let statistics = emulator.device.statistics();
     assert_eq!(statistics.mnemonics["v_add_f32"], 16, "16 waves of 64 threads");

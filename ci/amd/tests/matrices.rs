@@ -79,7 +79,8 @@ fn every_matrix_instruction_multiplies() {
                 for block in 0..blocks {
                     for at in 0..m {
                         for x in 0..k {
-                            let (bits, value) = element(kind, (at * 5 + x * 3 + block * 2 + which) as u32 % 97 + at as u32);
+                            let (bits, value) =
+                                element(kind, (at * 5 + x * 3 + block * 2 + which) as u32 % 97 + at as u32);
                             values[which][(block * m + at) * k + x] = value;
                             let (lane, n) = operand_place(&form, block, at, x);
                             let bit = n * width(kind);

@@ -160,10 +160,10 @@ pub fn decode(words: &[u32], registers: Registers) -> Result<Inst, Undecoded> {
         Encoding::Mubuf => d.mubuf(),
         Encoding::Unknown => return Err(undecoded()),
     }
-    if let LaneOp::Dpp(dpp) = d.inst.lane {
-        if !dpp.is_known() {
-            return Err(Undecoded { form: format!("DPP control {:#x}", dpp.control) });
-        }
+    if let LaneOp::Dpp(dpp) = d.inst.lane
+        && !dpp.is_known()
+    {
+        return Err(Undecoded { form: format!("DPP control {:#x}", dpp.control) });
     }
     Ok(d.inst)
 }

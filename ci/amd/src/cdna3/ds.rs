@@ -69,10 +69,13 @@ fn write2<const N: usize>(c: &mut Context<'_>, i: &Inst, stride: u32) -> Flow {
 /// Each lane reads the lane that its address names; an inactive one gives 0.
 fn backward_permute(c: &mut Context<'_>, i: &Inst) -> Flow {
     let (address, data, exec) = (c.u32s(i, 0), c.u32s(i, 1), c.wave.exec());
-    c.put(i, &each(|lane| {
-        let from = address[lane].wrapping_add(i.imm.cast_unsigned()) as usize / 4 % 64;
-        if exec >> from & 1 == 1 { data[from] } else { 0 }
-    }))
+    c.put(
+        i,
+        &each(|lane| {
+            let from = address[lane].wrapping_add(i.imm.cast_unsigned()) as usize / 4 % 64;
+            if exec >> from & 1 == 1 { data[from] } else { 0 }
+        }),
+    )
 }
 
 /// Each lane writes the lane that its address names; the highest wins, and lanes that nothing writes get 0.
@@ -91,14 +94,17 @@ fn swizzle(c: &mut Context<'_>, i: &Inst) -> Flow {
     if pattern >= 0xc000 {
         return c.fail(FaultKind::Unsupported("ds_swizzle_b32 in rotate or FFT mode"));
     }
-    c.put(i, &each(|lane| {
-        let from = if pattern & 0x8000 != 0 {
-            lane & !3 | pattern >> (2 * (lane & 3)) & 3
-        } else {
-            lane & 32 | (lane & pattern & 31 | pattern >> 5 & 31) ^ (pattern >> 10 & 31)
-        };
-        if exec >> from & 1 == 1 { data[from] } else { 0 }
-    }))
+    c.put(
+        i,
+        &each(|lane| {
+            let from = if pattern & 0x8000 != 0 {
+                lane & !3 | pattern >> (2 * (lane & 3)) & 3
+            } else {
+                lane & 32 | (lane & pattern & 31 | pattern >> 5 & 31) ^ (pattern >> 10 & 31)
+            };
+            if exec >> from & 1 == 1 { data[from] } else { 0 }
+        }),
+    )
 }
 
 fn min_f32(a: u32, b: u32) -> u32 {
@@ -240,12 +246,8 @@ pub(super) const DS: &[&[Row]] = &[
         row(79, "ds_write2st64_b64", |c, i| write2::<8>(c, i, 64)),
         row(84, "ds_write_b8_d16_hi", |c, i| store_part::<Local, 1>(c, i, 16)),
         row(85, "ds_write_b16_d16_hi", |c, i| store_part::<Local, 2>(c, i, 16)),
-        row(86, "ds_read_u8_d16", |c, i| {
-            load_part::<Local, 1>(c, i, |old, x| old & 0xffff_0000 | u32::from(x[0]))
-        }),
-        row(87, "ds_read_u8_d16_hi", |c, i| {
-            load_part::<Local, 1>(c, i, |old, x| old & 0xffff | u32::from(x[0]) << 16)
-        }),
+        row(86, "ds_read_u8_d16", |c, i| load_part::<Local, 1>(c, i, |old, x| old & 0xffff_0000 | u32::from(x[0]))),
+        row(87, "ds_read_u8_d16_hi", |c, i| load_part::<Local, 1>(c, i, |old, x| old & 0xffff | u32::from(x[0]) << 16)),
         row(88, "ds_read_i8_d16", |c, i| {
             load_part::<Local, 1>(c, i, |old, x| old & 0xffff_0000 | u32::from(i16::from(x[0] as i8).cast_unsigned()))
         }),

@@ -154,7 +154,7 @@ pub(super) const SOP1: &[Row] = &[
     row(54, "s_andn2_wrexec_b64", |c, i| write_exec(c, i, |a, exec| a & !exec)),
     row(55, "s_bitreplicate_b64_b32", |c, i| {
         let x = c.s32(i, 0);
-        set64(c, i, (0..32).fold(0, |y, n| y | u64::from(x >> n & 1) * 3 << (2 * n)))
+        set64(c, i, (0..32).fold(0, |y, n| y | (u64::from(x >> n & 1) * 3) << (2 * n)))
     }),
 ];
 
@@ -262,22 +262,34 @@ pub(super) const SOP2: &[Row] = &[
     }),
     row(36, "s_mul_i32", plain32!(u32::wrapping_mul)),
     row(37, "s_bfe_u32", logic32!(|a: u32, b: u32| bit_field(a.into(), b, 32).0 as u32)),
-    row(38, "s_bfe_i32", logic32!(|a: u32, b: u32| {
-        let (x, bits) = bit_field(i64::from(a.cast_signed()).cast_unsigned(), b, 32);
-        sign_extend(x, bits) as u32
-    })),
+    row(
+        38,
+        "s_bfe_i32",
+        logic32!(|a: u32, b: u32| {
+            let (x, bits) = bit_field(i64::from(a.cast_signed()).cast_unsigned(), b, 32);
+            sign_extend(x, bits) as u32
+        }),
+    ),
     row(39, "s_bfe_u64", logic64!(|a: u64, b: u64| bit_field(a, b as u32, 64).0)),
-    row(40, "s_bfe_i64", logic64!(|a: u64, b: u64| {
-        let (x, bits) = bit_field(a, b as u32, 64);
-        sign_extend(x, bits)
-    })),
-    row(42, "s_absdiff_i32", logic32!(|a: u32, b: u32| {
-        a.cast_signed().wrapping_sub(b.cast_signed()).wrapping_abs().cast_unsigned()
-    })),
-    row(44, "s_mul_hi_u32", plain32!(|a: u32, b: u32| (u64::from(a) * u64::from(b) >> 32) as u32)),
-    row(45, "s_mul_hi_i32", plain32!(|a: u32, b: u32| {
-        (i64::from(a.cast_signed()) * i64::from(b.cast_signed()) >> 32) as u32
-    })),
+    row(
+        40,
+        "s_bfe_i64",
+        logic64!(|a: u64, b: u64| {
+            let (x, bits) = bit_field(a, b as u32, 64);
+            sign_extend(x, bits)
+        }),
+    ),
+    row(
+        42,
+        "s_absdiff_i32",
+        logic32!(|a: u32, b: u32| { a.cast_signed().wrapping_sub(b.cast_signed()).wrapping_abs().cast_unsigned() }),
+    ),
+    row(44, "s_mul_hi_u32", plain32!(|a: u32, b: u32| ((u64::from(a) * u64::from(b)) >> 32) as u32)),
+    row(
+        45,
+        "s_mul_hi_i32",
+        plain32!(|a: u32, b: u32| { ((i64::from(a.cast_signed()) * i64::from(b.cast_signed())) >> 32) as u32 }),
+    ),
     row(46, "s_lshl1_add_u32", |c, i| shift_add(c, i, 1)),
     row(47, "s_lshl2_add_u32", |c, i| shift_add(c, i, 2)),
     row(48, "s_lshl3_add_u32", |c, i| shift_add(c, i, 3)),

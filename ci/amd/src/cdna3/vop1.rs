@@ -1,8 +1,6 @@
 //! VOP1: vector instructions of one operand.
 
-use super::float::{
-    bf8_to_f32, flush, fp8_to_f32, frexp_exponent, frexp_mantissa,
-};
+use super::float::{bf8_to_f32, flush, fp8_to_f32, frexp_exponent, frexp_mantissa};
 use super::inst::{Inst, Row, Src, row};
 use super::operand::each;
 use super::sop::{first_non_sign, found};
@@ -57,10 +55,13 @@ fn f16_to_u16(c: &mut Context<'_>, i: &Inst, f: impl Fn(f32) -> u16) -> Flow {
 /// Two bytes of the word that SDWA selects, as float32.
 fn cvt_pk(c: &mut Context<'_>, i: &Inst, f: fn(u8) -> f32) -> Flow {
     let a = c.u32s(i, 0);
-    c.put64(i, &each(|lane| {
-        let (low, high) = (f(a[lane] as u8).to_bits(), f((a[lane] >> 8) as u8).to_bits());
-        u64::from(low) | u64::from(high) << 32
-    }))
+    c.put64(
+        i,
+        &each(|lane| {
+            let (low, high) = (f(a[lane] as u8).to_bits(), f((a[lane] >> 8) as u8).to_bits());
+            u64::from(low) | u64::from(high) << 32
+        }),
+    )
 }
 
 /// Fraction, below 1.
@@ -131,7 +132,9 @@ pub(super) const VOP1: &[Row] = &[
     row(24, "v_ceil_f64", |c, i| c.f64_1(i, f64::ceil)),
     row(25, "v_rndne_f64", |c, i| c.f64_1(i, f64::round_ties_even)),
     row(26, "v_floor_f64", |c, i| c.f64_1(i, f64::floor)),
-    row(27, "v_fract_f32", |c, i| c.f32_1(i, |a| fract(a.into(), BELOW_ONE_F32.into()).min(BELOW_ONE_F32.into()) as f32)),
+    row(27, "v_fract_f32", |c, i| {
+        c.f32_1(i, |a| fract(a.into(), BELOW_ONE_F32.into()).min(BELOW_ONE_F32.into()) as f32)
+    }),
     row(28, "v_trunc_f32", |c, i| c.f32_1(i, f32::trunc)),
     row(29, "v_ceil_f32", |c, i| c.f32_1(i, f32::ceil)),
     row(30, "v_rndne_f32", |c, i| c.f32_1(i, f32::round_ties_even)),

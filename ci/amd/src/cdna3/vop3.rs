@@ -90,10 +90,13 @@ fn write_lane(c: &mut Context<'_>, i: &Inst) -> Flow {
 /// Bits of the mask in lower lanes, counted onto operand 1. `half` is the mask's dword.
 fn mbcnt(c: &mut Context<'_>, i: &Inst, half: usize) -> Flow {
     let (mask, sum) = (c.u32s(i, 0), c.u32s(i, 1));
-    c.put(i, &each(|lane| {
-        let below = ((1u64 << lane) - 1) >> (32 * half);
-        sum[lane].wrapping_add((mask[lane] & below as u32).count_ones())
-    }))
+    c.put(
+        i,
+        &each(|lane| {
+            let below = ((1u64 << lane) - 1) >> (32 * half);
+            sum[lane].wrapping_add((mask[lane] & below as u32).count_ones())
+        }),
+    )
 }
 
 /// Two results in the word that `op_sel` names; the other word is kept.
@@ -111,12 +114,15 @@ fn put_stochastic(c: &mut Context<'_>, i: &Inst, seed_shift: u32, convert: fn(f3
     let (a, seed, old) = (c.f32s(i, 0), c.u32s(i, 1), c.wave.v[i.dst as usize]);
     let saturate = c.wave.mode & MODE_FP16_OVERFLOW != 0;
     let shift = 8 * u32::from(i.op_sel >> 2 & 3);
-    c.put(i, &each(|lane| {
-        let bits = a[lane].to_bits();
-        let mantissa = (bits & 0x7f_ffff).wrapping_add(seed[lane] >> seed_shift) & 0x7f_ffff;
-        let byte = convert(f32::from_bits(bits & 0xff80_0000 | mantissa), saturate);
-        old[lane] & !(0xff << shift) | u32::from(byte) << shift
-    }))
+    c.put(
+        i,
+        &each(|lane| {
+            let bits = a[lane].to_bits();
+            let mantissa = (bits & 0x7f_ffff).wrapping_add(seed[lane] >> seed_shift) & 0x7f_ffff;
+            let byte = convert(f32::from_bits(bits & 0xff80_0000 | mantissa), saturate);
+            old[lane] & !(0xff << shift) | u32::from(byte) << shift
+        }),
+    )
 }
 
 /// Float32 to a normalised 16-bit integer.
@@ -175,9 +181,7 @@ pub(super) const VOP3: &[Row] = &[
         let (a, b, d) = (c.f64s(i, 0), c.f64s(i, 1), c.f64s(i, 2));
         c.put_f64(i, each(|lane| a[lane].mul_add(b[lane], d[lane])))
     }),
-    row(462, "v_alignbit_b32", |c, i| {
-        c.u32_3(i, |a, b, d| ((u64::from(a) << 32 | u64::from(b)) >> (d & 31)) as u32)
-    }),
+    row(462, "v_alignbit_b32", |c, i| c.u32_3(i, |a, b, d| ((u64::from(a) << 32 | u64::from(b)) >> (d & 31)) as u32)),
     row(463, "v_alignbyte_b32", |c, i| {
         c.u32_3(i, |a, b, d| ((u64::from(a) << 32 | u64::from(b)) >> (8 * (d & 3))) as u32)
     }),
@@ -199,10 +203,13 @@ pub(super) const VOP3: &[Row] = &[
     row(476, "v_sad_u32", |c, i| c.u32_3(i, |a, b, d| d.wrapping_add(a.abs_diff(b)))),
     row(477, "v_cvt_pk_u8_f32", |c, i| {
         let (a, at, old) = (c.f32s(i, 0), c.u32s(i, 1), c.u32s(i, 2));
-        c.put(i, &each(|lane| {
-            let shift = 8 * (at[lane] & 3);
-            old[lane] & !(0xff << shift) | u32::from(a[lane] as u8) << shift
-        }))
+        c.put(
+            i,
+            &each(|lane| {
+                let shift = 8 * (at[lane] & 3);
+                old[lane] & !(0xff << shift) | u32::from(a[lane] as u8) << shift
+            }),
+        )
     }),
     row(478, "v_div_fixup_f32", |c, i| c.f32_3(i, vop3_div::fixup_f32)),
     row(479, "v_div_fixup_f64", vop3_div::fixup_f64),
@@ -256,9 +263,9 @@ pub(super) const VOP3: &[Row] = &[
         c.put_f64(i, each(|lane| ldexp(a[lane], b[lane].cast_signed())))
     }),
     row(645, "v_mul_lo_u32", |c, i| c.u32_2(i, u32::wrapping_mul)),
-    row(646, "v_mul_hi_u32", |c, i| c.u32_2(i, |a, b| (u64::from(a) * u64::from(b) >> 32) as u32)),
+    row(646, "v_mul_hi_u32", |c, i| c.u32_2(i, |a, b| ((u64::from(a) * u64::from(b)) >> 32) as u32)),
     row(647, "v_mul_hi_i32", |c, i| {
-        c.u32_2(i, |a, b| (i64::from(a.cast_signed()) * i64::from(b.cast_signed()) >> 32) as u32)
+        c.u32_2(i, |a, b| ((i64::from(a.cast_signed()) * i64::from(b.cast_signed())) >> 32) as u32)
     }),
     row(648, "v_ldexp_f32", ldexp_f32),
     row(READLANE, "v_readlane_b32", read_lane),
@@ -318,4 +325,3 @@ fn saturating_add(a: u32, b: u32) -> u32 {
 fn saturating_sub(a: u32, b: u32) -> u32 {
     a.cast_signed().saturating_sub(b.cast_signed()).cast_unsigned()
 }
-

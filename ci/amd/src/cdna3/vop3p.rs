@@ -147,10 +147,18 @@ pub(super) const VOP3P: &[Row] = &[
     row(8, "v_pk_min_i16", |c, i| signed(c, i, |a, b, _| a.min(b))),
     row(9, "v_pk_mad_u16", |c, i| unsigned(c, i, |a, b, d| a.wrapping_mul(b).wrapping_add(d))),
     row(10, "v_pk_add_u16", |c, i| {
-        if i.clamp { unsigned(c, i, |a, b, _| a.saturating_add(b)) } else { unsigned(c, i, |a, b, _| a.wrapping_add(b)) }
+        if i.clamp {
+            unsigned(c, i, |a, b, _| a.saturating_add(b))
+        } else {
+            unsigned(c, i, |a, b, _| a.wrapping_add(b))
+        }
     }),
     row(11, "v_pk_sub_u16", |c, i| {
-        if i.clamp { unsigned(c, i, |a, b, _| a.saturating_sub(b)) } else { unsigned(c, i, |a, b, _| a.wrapping_sub(b)) }
+        if i.clamp {
+            unsigned(c, i, |a, b, _| a.saturating_sub(b))
+        } else {
+            unsigned(c, i, |a, b, _| a.wrapping_sub(b))
+        }
     }),
     row(12, "v_pk_max_u16", |c, i| unsigned(c, i, |a, b, _| a.max(b))),
     row(13, "v_pk_min_u16", |c, i| unsigned(c, i, |a, b, _| a.min(b))),

@@ -147,7 +147,12 @@ impl CodeObject {
         for n in 0..usize::from(count) {
             let at = first + 56 * n;
             if elf.u32(at)? == PT_LOAD {
-                segments.push((elf.u64(at + 8)? as usize, elf.u64(at + 16)? as usize, elf.u64(at + 32)? as usize, elf.u64(at + 40)? as usize));
+                segments.push((
+                    elf.u64(at + 8)? as usize,
+                    elf.u64(at + 16)? as usize,
+                    elf.u64(at + 32)? as usize,
+                    elf.u64(at + 40)? as usize,
+                ));
             }
         }
         let size = segments.iter().map(|(_, address, _, len)| address + len).max().unwrap_or(0);
@@ -181,7 +186,8 @@ impl CodeObject {
                 SHT_RELA => {
                     let symbols = elf.u64(section(elf.u32(at + 40)? as usize) + 24)? as usize;
                     for entry in (offset..offset + len).step_by(24) {
-                        let (place, info, addend) = (elf.u64(entry)? as usize, elf.u64(entry + 8)?, elf.u64(entry + 16)?);
+                        let (place, info, addend) =
+                            (elf.u64(entry)? as usize, elf.u64(entry + 8)?, elf.u64(entry + 16)?);
                         let value = match info as u32 {
                             R_AMDGPU_RELATIVE64 => base.wrapping_add(addend),
                             R_AMDGPU_ABS64 => {

@@ -11,6 +11,8 @@ pub struct Config {
     pub threads: usize,
     /// Looks for reads of never-written memory, unaligned LDS accesses and LDS races: `AMD_EMULATOR_CHECK=1`.
     pub check: bool,
+    /// Reports reads of never-written LDS too, which kernels may do on purpose and not use: `AMD_EMULATOR_CHECK=2`.
+    pub strict: bool,
     /// File that statistics are appended to when the process ends: `AMD_EMULATOR_STATISTICS`.
     pub statistics: Option<std::path::PathBuf>,
     /// Prints each call of the driver interface and each packet: `AMD_EMULATOR_LOG=1`.
@@ -26,6 +28,7 @@ impl Default for Config {
             memory_mib: 8192,
             threads: std::thread::available_parallelism().map_or(1, usize::from),
             check: false,
+            strict: false,
             statistics: None,
             log: false,
             wave_limit: 1 << 32,
@@ -44,7 +47,8 @@ impl Config {
             compute_units: number("AMD_EMULATOR_CUS", default.compute_units.into(), 1..=1024)? as u32,
             memory_mib: number("AMD_EMULATOR_MEMORY_MIB", default.memory_mib, 64..=1 << 20)?,
             threads: number("AMD_EMULATOR_THREADS", default.threads as u64, 1..=256)? as usize,
-            check: number("AMD_EMULATOR_CHECK", 0, 0..=1)? == 1,
+            check: number("AMD_EMULATOR_CHECK", 0, 0..=2)? > 0,
+            strict: number("AMD_EMULATOR_CHECK", 0, 0..=2)? > 1,
             statistics: std::env::var_os("AMD_EMULATOR_STATISTICS").map(Into::into),
             log: number("AMD_EMULATOR_LOG", 0, 0..=1)? == 1,
             wave_limit: number("AMD_EMULATOR_WAVE_LIMIT", default.wave_limit, 1..=u64::MAX)?,

@@ -147,7 +147,10 @@ impl Device {
         }
         let preload = u64::from(program.descriptor.preload.0 + program.descriptor.preload.1) * 4;
         if preload > 0 && self.memory.read(dispatch.kernarg, preload as usize).is_none() {
-            return Err(fail(FaultKind::Dispatch(format!("kernel arguments at {:#x} are not mapped", dispatch.kernarg))));
+            return Err(fail(FaultKind::Dispatch(format!(
+                "kernel arguments at {:#x} are not mapped",
+                dispatch.kernarg
+            ))));
         }
         Ok(program)
     }

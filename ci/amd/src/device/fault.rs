@@ -150,7 +150,9 @@ fn disassemble(bytes: &str) -> Option<String> {
 
 /// A fault and where it happened.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
-#[error("kernel {kernel:#x}, {mnemonic} at {pc:#x} (byte {offset:#x} of its code), workgroup {workgroup:?}, wave {wave}: {kind}")]
+#[error(
+    "kernel {kernel:#x}, {mnemonic} at {pc:#x} (byte {offset:#x} of its code), workgroup {workgroup:?}, wave {wave}: {kind}"
+)]
 pub struct Fault {
     /// Address of the kernel descriptor.
     pub kernel: u64,

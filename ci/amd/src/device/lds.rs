@@ -31,14 +31,16 @@ pub enum Access {
 pub struct Lds {
     bytes: Vec<u8>,
     shadow: Option<Vec<Shadow>>,
+    // Reads of bytes that were never written are reported.
+    strict: bool,
     // Number of barriers passed, plus 1.
     epoch: u32,
 }
 
 impl Lds {
     /// `size` bytes, poisoned.
-    pub fn new(size: u32, check: bool) -> Self {
-        let mut lds = Self { bytes: vec![0; size as usize], shadow: check.then(Vec::new), epoch: 1 };
+    pub fn new(size: u32, check: bool, strict: bool) -> Self {
+        let mut lds = Self { bytes: vec![0; size as usize], shadow: check.then(Vec::new), strict, epoch: 1 };
         lds.reset();
         lds
     }
@@ -80,8 +82,8 @@ impl Lds {
     }
 
     fn check(&mut self, address: u32, len: u32, wave: u32, lane: u32, access: Access) -> Result<(), FaultKind> {
-        let (epoch, Some(shadow)) = (self.epoch, &mut self.shadow) else { return Ok(()) };
-        if address % len.min(4) != 0 {
+        let (epoch, strict, Some(shadow)) = (self.epoch, self.strict, &mut self.shadow) else { return Ok(()) };
+        if !address.is_multiple_of(len.min(4)) {
             return Err(FaultKind::LdsUnaligned { address, len, lane });
         }
         for byte in address..address.saturating_add(len) {
@@ -99,7 +101,7 @@ impl Lds {
                 return race(first, false);
             }
             if access != Access::Write {
-                if state.write_epoch == 0 {
+                if strict && state.write_epoch == 0 {
                     return Err(FaultKind::LdsNeverWritten { address: byte, lane });
                 }
                 let others = state.read_epoch == epoch && state.read_wave != wave;
@@ -124,7 +126,7 @@ mod tests {
 
     #[test]
     fn waves_that_share_bytes_need_a_barrier() {
-        let mut lds = Lds::new(64, true);
+        let mut lds = Lds::new(64, true, true);
         touch(&mut lds, 0, 0, Access::Write).unwrap();
         touch(&mut lds, 0, 0, Access::Read).unwrap();
         assert!(matches!(touch(&mut lds, 0, 1, Access::Read), Err(FaultKind::LdsRace { first: 0, second: 1, .. })));
@@ -136,7 +138,7 @@ mod tests {
 
     #[test]
     fn atomics_do_not_race_with_each_other() {
-        let mut lds = Lds::new(64, true);
+        let mut lds = Lds::new(64, true, true);
         touch(&mut lds, 4, 0, Access::Write).unwrap();
         lds.barrier();
         for wave in 0..4 {
@@ -147,11 +149,11 @@ mod tests {
 
     #[test]
     fn bounds_alignment_and_first_writes_are_checked() {
-        let mut lds = Lds::new(64, true);
+        let mut lds = Lds::new(64, true, true);
         assert!(matches!(touch(&mut lds, 64, 0, Access::Write), Err(FaultKind::LdsOutOfBounds { size: 64, .. })));
         assert!(matches!(touch(&mut lds, 62, 0, Access::Write), Err(FaultKind::LdsUnaligned { .. })));
         assert!(matches!(touch(&mut lds, 8, 0, Access::Read), Err(FaultKind::LdsNeverWritten { .. })));
-        let mut unchecked = Lds::new(64, false);
+        let mut unchecked = Lds::new(64, false, false);
         touch(&mut unchecked, 2, 0, Access::Write).unwrap();
         assert!(matches!(touch(&mut unchecked, 61, 0, Access::Read), Err(FaultKind::LdsOutOfBounds { .. })));
     }

@@ -59,7 +59,11 @@ impl Memory {
         let allocations = self.allocations.read().unwrap_or_else(|e| e.into_inner());
         match allocations.range(..=address).next_back() {
             Some((base, allocation)) => {
-                format!(" (the nearest below has {} bytes at {base:#x}, {} bytes before)", allocation.len, address - base)
+                format!(
+                    " (the nearest below has {} bytes at {base:#x}, {} bytes before)",
+                    allocation.len,
+                    address - base
+                )
             }
             None => String::new(),
         }

@@ -64,7 +64,8 @@ impl Program {
         let bytes = memory.read(kernel, KernelDescriptor::SIZE);
         let bytes = bytes.ok_or_else(|| FaultKind::Dispatch(format!("no kernel descriptor at {kernel:#x}")))?;
         let descriptor = KernelDescriptor::parse(&bytes).map_err(FaultKind::Dispatch)?;
-        let entry = kernel.wrapping_add(descriptor.entry_offset.cast_unsigned()).wrapping_add(descriptor.preload_skip());
+        let entry =
+            kernel.wrapping_add(descriptor.entry_offset.cast_unsigned()).wrapping_add(descriptor.preload_skip());
         let registers = descriptor.registers();
 
         let mut found: BTreeMap<u64, (Inst, Option<u64>)> = BTreeMap::new();

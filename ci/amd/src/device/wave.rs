@@ -114,7 +114,13 @@ impl Context<'_> {
     }
 
     /// Checks that `len` bytes at each active lane's address lie in an allocation.
-    pub fn check_addresses(&mut self, addresses: &[u64; 64], mask: u64, len: u64, write: bool) -> Result<(), FaultKind> {
+    pub fn check_addresses(
+        &mut self,
+        addresses: &[u64; 64],
+        mask: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<(), FaultKind> {
         if mask == 0 {
             return Ok(());
         }
@@ -172,7 +178,12 @@ impl Context<'_> {
 
     /// `N` bytes of LDS for this wave's `lane`.
     #[inline]
-    pub fn lds<const N: usize>(&mut self, address: u32, lane: usize, access: Access) -> Result<&mut [u8; N], FaultKind> {
+    pub fn lds<const N: usize>(
+        &mut self,
+        address: u32,
+        lane: usize,
+        access: Access,
+    ) -> Result<&mut [u8; N], FaultKind> {
         self.lds.access(address, self.wave.index, lane as u32, access)
     }
 

@@ -53,7 +53,7 @@ impl<'a> Workgroup<'a> {
             device,
             dispatch,
             waves: (0..items.div_ceil(64)).map(|index| (wave(index), State::Ready)).collect(),
-            lds: Lds::new(dispatch.group_bytes, device.config.check),
+            lds: Lds::new(dispatch.group_bytes, device.config.check, device.config.strict),
             counts: vec![0; program.insts.len()],
             program,
         }
@@ -193,7 +193,9 @@ impl<'a> Workgroup<'a> {
         context.wave.executed += u64::from(before - *left);
         match fault {
             Some(kind) => Err(kind),
-            None if context.wave.executed > self.device.config.wave_limit => Err(FaultKind::Hung(context.wave.executed)),
+            None if context.wave.executed > self.device.config.wave_limit => {
+                Err(FaultKind::Hung(context.wave.executed))
+            }
             None => Ok(unknown),
         }
     }

@@ -69,14 +69,8 @@ pub unsafe extern "C" fn hsaKmtCreateEvent(
         table.last_id = id;
         table.states.insert(id, State { signaled, manual_reset, age: 1 });
         let mailbox = MAILBOXES[id as usize].as_ptr() as u64;
-        let made = Event {
-            event_id: id,
-            event_type,
-            data: [0; 5],
-            hw_data1: id.into(),
-            hw_data2: mailbox,
-            hw_data3: id,
-        };
+        let made =
+            Event { event_id: id, event_type, data: [0; 5], hw_data1: id.into(), hw_data2: mailbox, hw_data3: id };
         // SAFETY: the pointer was checked.
         unsafe { super::output(event, Box::into_raw(Box::new(made))) }
     })

@@ -143,7 +143,11 @@ struct Idle(Instant);
 impl Idle {
     fn wait(&self) {
         let idle = self.0.elapsed();
-        std::thread::sleep(if idle < Duration::from_millis(5) { Duration::from_micros(10) } else { Duration::from_micros(100) });
+        std::thread::sleep(if idle < Duration::from_millis(5) {
+            Duration::from_micros(10)
+        } else {
+            Duration::from_micros(100)
+        });
     }
 }
 

@@ -117,7 +117,11 @@ unsafe fn fill<T: Copy>(to: *mut T, count: u32, values: &[T]) -> Status {
 
 /// A node's memories.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hsaKmtGetNodeMemoryProperties(node: u32, count: u32, properties: *mut MemoryProperties) -> Status {
+pub unsafe extern "C" fn hsaKmtGetNodeMemoryProperties(
+    node: u32,
+    count: u32,
+    properties: *mut MemoryProperties,
+) -> Status {
     with(|driver| {
         let bank = |heap_type, size_in_bytes, virtual_base_address| MemoryProperties {
             heap_type,
@@ -173,7 +177,11 @@ pub unsafe extern "C" fn hsaKmtGetNodeCacheProperties(
 
 /// The link between both nodes.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hsaKmtGetNodeIoLinkProperties(node: u32, count: u32, properties: *mut IoLinkProperties) -> Status {
+pub unsafe extern "C" fn hsaKmtGetNodeIoLinkProperties(
+    node: u32,
+    count: u32,
+    properties: *mut IoLinkProperties,
+) -> Status {
     let link = IoLinkProperties {
         io_link_type: LINK_PCI_EXPRESS,
         node_from: node,

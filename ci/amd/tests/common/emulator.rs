@@ -63,4 +63,3 @@ impl Gpu for Emulator {
         self.device.run(&dispatch).map_err(|fault| fault.to_string())
     }
 }
-

@@ -87,7 +87,15 @@ fn compile_path(source: &Path, defines: &[&str]) -> Result<Vec<u8>, String> {
     let compiler = compiler.ok_or("no clang++ for AMD GPUs is installed")?;
     let output = temporary("hsaco");
     let mut command = Command::new(compiler);
-    command.args(["-x", "hip", "--offload-arch=gfx942", "--offload-device-only", "--no-gpu-bundle-output", "-nogpulib", "-nogpuinc"]);
+    command.args([
+        "-x",
+        "hip",
+        "--offload-arch=gfx942",
+        "--offload-device-only",
+        "--no-gpu-bundle-output",
+        "-nogpulib",
+        "-nogpuinc",
+    ]);
     command.args(["-std=c++17", "-O3", "-fuse-ld=lld", "-mcode-object-version=5"]);
     command.args(defines.iter().map(|define| format!("-D{define}")));
     let done = command.arg(source).arg("-o").arg(&output).output().map_err(|e| e.to_string())?;
@@ -217,11 +225,23 @@ pub(crate) fn functions<G: Gpu>(gpu: &G) -> Result<(), String> {
     let got = to_f32(&gpu.download(out, 4 * 8 * n));
     for i in 0..n {
         let (a, b) = (f64::from(x[i]), f64::from(y[i]));
-        let want = [a / b, a.exp2(), b.log2(), b.sqrt(), a.mul_add(b, 1.0), a / b, a.round_ties_even() + b.floor(), (a * 1e6).trunc()];
+        let want = [
+            a / b,
+            a.exp2(),
+            b.log2(),
+            b.sqrt(),
+            a.mul_add(b, 1.0),
+            a / b,
+            a.round_ties_even() + b.floor(),
+            (a * 1e6).trunc(),
+        ];
         for (k, want) in want.into_iter().enumerate() {
             let got = f64::from(got[k * n + i]);
             let allowed = if k == 0 || k == 5 { 6e-8 } else { 5e-7 };
-            assert!((got - want).abs() <= allowed * want.abs().max(1e-3) + if k == 7 { 2.0 } else { 0.0 }, "function {k} of {a} {b}: {got} for {want}");
+            assert!(
+                (got - want).abs() <= allowed * want.abs().max(1e-3) + if k == 7 { 2.0 } else { 0.0 },
+                "function {k} of {a} {b}: {got} for {want}"
+            );
         }
     }
     Ok(())
@@ -252,7 +272,8 @@ impl Element {
             }
             Self::Fp8 => {
                 // e4m3fnuz: sign, exponent minus 8, three bits; bytes below 0x78 keep products small.
-                let byte = (x.to_bits() >> 5) as u8 % 0x48 | if x < 0.0 { 0x80 } else { 0 };
+                let magnitude = (x.to_bits() >> 5) as u8 % 0x48;
+                let byte = magnitude | if x < 0.0 { 0x80 } else { 0 };
                 let byte = if byte == 0x80 { 0 } else { byte };
                 bytes.push(byte);
                 let (e, m) = (i32::from(byte >> 3 & 15), f64::from(byte & 7) / 8.0);

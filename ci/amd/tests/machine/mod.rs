@@ -69,7 +69,7 @@ impl Machine {
         assert_eq!(usize::from(inst.size), 4 * words.len(), "size of {}", inst.row.name);
         let memory = Memory::default();
         memory.insert(self.memory.as_ptr() as u64, BYTES as u64);
-        let mut lds = Lds::new(BYTES as u32, false);
+        let mut lds = Lds::new(BYTES as u32, false, false);
         for (at, dword) in self.lds.chunks_exact(4).enumerate() {
             lds.access::<4>(4 * at as u32, 0, 0, Access::Write)?.copy_from_slice(dword);
         }
@@ -274,7 +274,11 @@ impl Case {
         if got != flow {
             wrong.push(format!("it goes on with {got}, should with {flow}"));
         }
-        if wrong.is_empty() { Ok(()) } else { Err(format!("{} | {}: {}", self.assembly, self.before, wrong.join("; "))) }
+        if wrong.is_empty() {
+            Ok(())
+        } else {
+            Err(format!("{} | {}: {}", self.assembly, self.before, wrong.join("; ")))
+        }
     }
 
     /// Runs it as it is.
