@@ -260,7 +260,9 @@ fn two_threads_with_streams_of_their_own() {
                     }
                     // SAFETY: nothing is in flight.
                     unsafe {
-                        [a, b, out].map(|buffer| hip.free(buffer).expect("freed"));
+                        for buffer in [a, b, out] {
+                            hip.free(buffer).expect("freed");
+                        }
                         hip.stream_destroy(stream).expect("destroyed");
                     }
                 });
