@@ -3,11 +3,12 @@
 #
 #   ci/rocm.sh                    builds the emulator and runs its own tests under the HIP runtime
 #   ci/rocm.sh BINARY [ARG...]    runs one program there, such as a test binary built with `--features rocm`
-#   ci/rocm.sh --tests BINARY...  runs each test of these binaries in a process of its own and prints a table
+#   ci/rocm.sh --tests [--only TEXT] BINARY...
+#                                 runs each test of these binaries (with TEXT in its name) in a process of its own, prints a table
 #   ci/rocm.sh --instructions     lists the instructions implemented, with those that the last table's tests executed marked
 #
 # The runtime is Debian 13's HIP 5.7.1, unpacked under target/; it finds the emulator by the ordinary library search.
-# AMD_EMULATOR_* variables configure the device: ci/amd/src/device/config.rs.
+# A program is stopped after ROCM_TIMEOUT seconds (900). AMD_EMULATOR_* variables configure the device: ci/amd/src/device/config.rs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 # shellcheck source=ci/debian.sh
@@ -36,12 +37,20 @@ prepare() {
 emulated() {
   local program=$1
   shift
-  "$LIBRARIES/ld-linux-x86-64.so.2" --library-path "$PWD/$EMULATOR/lib:$PWD/$LIBRARIES" "$program" "$@"
+  if [ "${AMD_EMULATOR_CHECK:-0}" != 0 ]; then
+    # Each allocation stands alone then, so that bounds are found.
+    export HSA_DISABLE_FRAGMENT_ALLOCATOR=1
+  fi
+  timeout "${ROCM_TIMEOUT:-900}" "$LIBRARIES/ld-linux-x86-64.so.2" --library-path "$PWD/$EMULATOR/lib:$PWD/$LIBRARIES" "$program" "$@"
 }
 
 # Runs every test of a binary in a process of its own; the table says what each executed. Fails when one failed.
 run_tests() {
-  local binary name failed=0 started seconds status log
+  local binary name failed=0 started seconds status log only=
+  if [ "$1" = --only ]; then
+    only=$2
+    shift 2
+  fi
   local format='%-72s %16s %9s  %s\n'
   # shellcheck disable=SC2059
   printf "$format" test wave-instructions seconds result
@@ -52,7 +61,7 @@ run_tests() {
       started=$(date +%s.%N)
       status=ok
       AMD_EMULATOR_STATISTICS="$PWD/$log.statistics" LATENTWAVE_REQUIRE=${LATENTWAVE_REQUIRE:-rocm} \
-        emulated "$binary" --exact "$name" --nocapture >"$log" 2>&1 || status="FAILED ($log)"
+        emulated "$binary" --exact "$name" --nocapture >"$log" 2>&1 </dev/null || status="FAILED ($log)"
       seconds=$(awk -v a="$started" -v b="$(date +%s.%N)" 'BEGIN {printf "%.2f", b - a}')
       # shellcheck disable=SC2059
       printf "$format" "$name" "$(awk '$1 == "total" {n += $3} END {print n + 0}' "$log.statistics" 2>/dev/null || echo 0)" \
@@ -61,7 +70,7 @@ run_tests() {
         failed=1
         tail -n 15 "$log" | sed 's/^/    /'
       fi
-    done < <(emulated "$binary" --list --format terse | sed -n 's/: test$//p')
+    done < <(emulated "$binary" --list --format terse | sed -n 's/: test$//p' | grep -F -- "$only")
   done
   return "$failed"
 }

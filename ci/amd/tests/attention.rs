@@ -7,8 +7,8 @@ use common::emulator::Emulator;
 use common::{Arguments, Gpu, Random};
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 
-const HEADS: usize = 16;
-const PAGE: usize = 16;
+const HEADS: usize = 5;
+const PAGE: usize = 4;
 const LENS: [i32; 3] = [53, 3, 17];
 
 /// A type of the kernels: its code, bytes, and float64 value of random bytes.

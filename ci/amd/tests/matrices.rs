@@ -127,3 +127,15 @@ fn every_matrix_instruction_multiplies() {
     }
     assert_eq!(seen, 2 * 28);
 }
+
+#[test]
+fn a_masked_matrix_instruction_is_reported() {
+    // v_mfma_f32_16x16x16_bf16 v[0:3], v[8:9], v[10:11], 0
+    let words = [0xd3e1_0000, 0x0202_1508];
+    for (exec, reported) in [(u64::MAX, false), (u64::MAX - 1, true), (0, true)] {
+        let mut machine = Machine::new();
+        machine.check = true;
+        machine.wave.set_s64(126, exec);
+        assert_eq!(machine.execute(&words).is_err(), reported, "{exec:#x}");
+    }
+}

@@ -3,7 +3,8 @@
 //! Layouts, for `M`x`N`x`K` products of `B` blocks (M = N). A lane holds `E = M K B / 64` consecutive `k` of one row of A:
 //! row `lane % M`, and `lane / M` counts groups of `E` first along `k`, then along blocks; B likewise with columns. Of D a lane
 //! holds column `lane % M`; with M = 32 register `r` is row `8 (r / 4) + 4 (lane / 32) + r % 4` of block `r / 16`, with M = 16 it
-//! is row `4 (lane / 16) + r % 4` of block `r / 4`, with M = 4 row `r` of block `lane / 4`. The execution mask does not matter.
+//! is row `4 (lane / 16) + r % 4` of block `r / 4`, with M = 4 row `r` of block `lane / 4`. The execution mask does not matter; a
+//! checking device reports a mask that is not full.
 
 use std::sync::LazyLock;
 
@@ -62,6 +63,10 @@ fn product<T: Copy + Default, const M: usize, const K: usize, const B: usize>(
 ) -> Flow {
     if i.flags != 0 {
         return c.fail(FaultKind::Unsupported("a matrix instruction with cbsz, abid or blgp"));
+    }
+    let exec = c.wave.exec();
+    if c.check && exec != u64::MAX {
+        return c.fail(FaultKind::MaskedMatrix { exec });
     }
     let a = gather::<T, M, K, B>(c, i, 0, bits, decode_a);
     let b = gather::<T, M, K, B>(c, i, 1, bits, decode_b);

@@ -99,6 +99,13 @@ pub enum FaultKind {
         /// The segment's bytes.
         size: u64,
     },
+    /// A matrix instruction while some lanes are masked off: it computes and writes all lanes nevertheless, so it belongs into
+    /// code that whole waves take or leave, by a branch on a scalar.
+    #[error("a matrix instruction with the execution mask {exec:#018x}: it writes every lane all the same")]
+    MaskedMatrix {
+        /// The execution mask.
+        exec: u64,
+    },
     /// `s_trap`: an assertion of the program.
     #[error("s_trap {0}: the program stopped itself")]
     Trap(u32),

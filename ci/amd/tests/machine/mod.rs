@@ -18,6 +18,8 @@ pub(crate) struct Machine {
     pub(crate) wave: Wave,
     pub(crate) lds: [u8; BYTES],
     pub(crate) memory: Vec<u64>,
+    /// A checking device.
+    pub(crate) check: bool,
 }
 
 /// Everything that an instruction may change.
@@ -45,7 +47,7 @@ impl Machine {
             index: 0,
             executed: 0,
         };
-        let mut machine = Self { wave, lds: [0; BYTES], memory: vec![0; BYTES / 8] };
+        let mut machine = Self { wave, lds: [0; BYTES], memory: vec![0; BYTES / 8], check: false };
         machine.wave.set_s64(126, u64::MAX);
         machine
     }
@@ -77,7 +79,7 @@ impl Machine {
             wave: &mut self.wave,
             lds: &mut lds,
             memory: &memory,
-            check: false,
+            check: self.check,
             code_base: CODE,
             fault: None,
             recent: 0..0,
