@@ -9,9 +9,11 @@ pub struct Config {
     pub memory_mib: u64,
     /// Threads that execute workgroups: `AMD_EMULATOR_THREADS`, by default all cores.
     pub threads: usize,
-    /// Looks for reads of never-written memory, unaligned LDS accesses and LDS races: `AMD_EMULATOR_CHECK=1`.
+    /// Looks for LDS races, unaligned LDS accesses and matrix instructions under a partial execution mask, and fills new
+    /// device memory with NaN: `AMD_EMULATOR_CHECK=1`.
     pub check: bool,
-    /// Reports reads of never-written LDS too, which kernels may do on purpose and not use: `AMD_EMULATOR_CHECK=2`.
+    /// Looks for reads of never-written memory and LDS too: `AMD_EMULATOR_CHECK=2`. A kernel may read such bytes ahead of time
+    /// and not use them.
     pub strict: bool,
     /// File that statistics are appended to when the process ends: `AMD_EMULATOR_STATISTICS`.
     pub statistics: Option<std::path::PathBuf>,

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::RwLock;
 
-/// Dwords that a checking device fills allocations with: a load that returns one is a read of never-written memory.
+/// Dwords that a checking device fills allocations with: on a strict one a load that returns one is a finding.
 /// A NaN as float32, as the high half of a dword a NaN in bfloat16 and float16 too.
 pub const POISON: u32 = 0xfff5_c3a9;
 

@@ -86,8 +86,10 @@ pub struct Context<'a> {
     pub lds: &'a mut Lds,
     /// The device's memory.
     pub memory: &'a Memory,
-    /// Loads are checked against never-written memory.
+    /// Mistakes that give a defined result are reported.
     pub check: bool,
+    /// Reads of never-written memory are reported.
+    pub strict: bool,
     /// Address of the program's lowest instruction.
     pub code_base: u64,
     /// Why the last instruction returned [`Flow::Fault`].
@@ -157,7 +159,7 @@ impl Context<'_> {
     /// Loads `N` bytes at a checked address.
     #[inline]
     pub fn load<const N: usize>(&self, address: u64, lane: u32) -> Result<[u8; N], FaultKind> {
-        if self.check {
+        if self.strict {
             for dword in (address & !3..address + N as u64).step_by(4) {
                 // SAFETY: an aligned dword lies in one page, and the checked bytes in it are mapped.
                 if unsafe { (dword as *const u32).read_volatile() } == POISON {

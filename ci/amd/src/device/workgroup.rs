@@ -155,6 +155,7 @@ impl<'a> Workgroup<'a> {
             lds: &mut self.lds,
             memory: &self.device.memory,
             check: self.device.config.check,
+            strict: self.device.config.strict,
             code_base: program.base,
             fault: None,
             recent: 0..0,

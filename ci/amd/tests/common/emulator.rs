@@ -18,7 +18,12 @@ pub(crate) struct Emulator {
 impl Emulator {
     /// Loads a code object.
     pub(crate) fn new(file: &[u8], check: bool) -> Self {
-        let device = Device::new(Config { check, ..Config::default() });
+        Self::with(file, Config { check, ..Config::default() })
+    }
+
+    /// Loads a code object on a device of that configuration.
+    pub(crate) fn with(file: &[u8], config: Config) -> Self {
+        let device = Device::new(config);
         let code = CodeObject::load(file, &device.memory).expect("a code object");
         Self { device, code, buffers: Mutex::default(), dynamic_bytes: 0 }
     }

@@ -80,6 +80,7 @@ impl Machine {
             lds: &mut lds,
             memory: &memory,
             check: self.check,
+            strict: false,
             code_base: CODE,
             fault: None,
             recent: 0..0,
