@@ -5,6 +5,7 @@
 #   ci/rocm.sh BINARY [ARG...]    runs one program there, such as a test binary built with `--features rocm`
 #   ci/rocm.sh --tests [--only TEXT] BINARY...
 #                                 runs each test of these binaries (with TEXT in its name) in a process of its own, prints a table
+#   ci/rocm.sh --suite            builds and runs the whole ROCm side: bindings, backend, contract, golden data, sessions, regressions
 #   ci/rocm.sh --instructions     lists the instructions implemented, with those that the last table's tests executed marked
 #
 # The runtime is Debian 13's HIP 5.7.1, unpacked under target/; it finds the emulator by the ordinary library search.
@@ -81,6 +82,19 @@ test_binary() {
     sed -n 's/.*"executable":"\([^"]*\)".*/\1/p' | tail -n 1
 }
 
+# Everything that runs on a device, with a device of two sizes: the number of compute units must come through.
+run_suite() {
+  local failed=0 name binaries=()
+  AMD_EMULATOR_CUS=12 run_tests "$(test_binary --package latentwave-amd-emulator --test hip)" || failed=1
+  run_tests "$(test_binary --package latentwave-hip-sys --test device)" || failed=1
+  run_tests "$(test_binary --features rocm --test rocm)" || failed=1
+  for name in regression_47144 session contract golden; do
+    binaries+=("$(test_binary --features rocm --test "$name")")
+  done
+  run_tests --only rocm:: "${binaries[@]}" || failed=1
+  return "$failed"
+}
+
 if ! prepare; then
   echo "not run: the HIP runtime cannot be fetched"
   exit 0
@@ -92,6 +106,10 @@ case "${1:-}" in
   --tests)
     shift
     run_tests "$@"
+    ;;
+  --suite)
+    rm -f "$RESULTS"/*
+    run_suite
     ;;
   --instructions)
     cat "$RESULTS"/*.statistics 2>/dev/null |
