@@ -8,6 +8,8 @@ mod draw;
 mod files;
 mod info;
 mod interrupt;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod precompile;
 mod replay;
 mod resolve;
 mod rng;
@@ -50,6 +52,8 @@ enum Command {
     Info(info::Args),
     #[command(after_help = EXIT_STATUS)]
     Bench(bench::Args),
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    Precompile(precompile::Args),
 }
 
 /// How a command ended, if not by an error.
@@ -68,6 +72,8 @@ fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
+        #[cfg(any(feature = "cuda", feature = "rocm"))]
+        Command::Precompile(args) => precompile::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,
