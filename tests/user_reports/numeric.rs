@@ -1,10 +1,10 @@
-//! Reports about numbers, masks, caches and scales. Each check is generic over backends; the tests at the end run them on the host.
+//! Reports about numbers, masks, caches and scales. Each check is generic over backends; the tests are made at the end.
 
 use latentwave::ops::{CacheWrite, DcpCombine, MergeStates, dcp_combine, gather_cache, merge_states, write_cache};
 use latentwave::reference::to_f64;
 use latentwave::testing::{SplitMix64, Tolerance, check_close, device_or_report, poisoned};
 use latentwave::{
-    Backend, DType, DecodeArgs, Error, GraphBackend, Host, KvCache, MlaConfig, MlaDecode, SplitPolicy, Stream, Tensor,
+    Backend, DType, DecodeArgs, Error, GraphBackend, KvCache, MlaConfig, MlaDecode, SplitPolicy, Stream, Tensor,
     Workspace,
 };
 
@@ -455,9 +455,30 @@ fn a_graph_follows_the_lengths_on_the_device<B: GraphBackend>(backend: &B, dtype
     }
 }
 
-/// Makes one test per report and device.
+/// Makes one test per report for a device.
 macro_rules! reports {
-    ($name:ident, $device:expr, $dtypes:expr, $($report:ident = $check:ident),* $(,)?) => {
+    ($name:ident, $device:expr, $dtypes:expr) => {
+        reports!(@each $name, $device, $dtypes,
+            report_01_padding_row = a_padding_row_leaks_nothing,
+            report_03_stale_nan = stale_nan_does_not_survive,
+            report_05_unflattened_rows = rows_that_are_no_multiple_of_requests_are_refused,
+            report_08_base_of_the_lse = the_base_of_the_lse_is_the_callers_to_say,
+            report_10_two_empty_states = two_empty_states_merge_to_an_empty_one,
+            report_11_positive_infinity = a_positive_infinity_is_an_empty_state,
+            report_12_offsets_of_64_bits = offsets_past_two_to_the_31,
+            report_14_15_pages = page_order_and_page_size_do_not_matter,
+            report_28_empty_splits = empty_splits_are_not_merged,
+            report_29_31_invariant_rows = invariant_rows_do_not_depend_on_their_batch,
+            report_33_scale_of_16_bits = a_scale_for_an_unquantised_cache_is_refused,
+            report_34_scales_round_trip = fp8_scales_round_trip_through_writer_and_decode,
+            report_35_writer = the_writer_divides_and_clamps,
+            report_36_ds_mla = ds_mla_rows_are_read_as_they_are_written,
+            report_37_width_320 = rows_wider_than_their_rank,
+            report_39_soft_cap = a_soft_cap_does_not_overflow,
+            report_43_graph_lengths = a_graph_follows_the_lengths_on_the_device,
+        );
+    };
+    (@each $name:ident, $device:expr, $dtypes:expr, $($report:ident = $check:ident),* $(,)?) => {
         mod $name {
             use super::*;
             $(#[test]
@@ -471,25 +492,8 @@ macro_rules! reports {
     };
 }
 
-reports!(
-    host,
-    latentwave::Result::Ok(Host::new()),
-    [DType::F32, DType::BF16],
-    report_01_padding_row = a_padding_row_leaks_nothing,
-    report_03_stale_nan = stale_nan_does_not_survive,
-    report_05_unflattened_rows = rows_that_are_no_multiple_of_requests_are_refused,
-    report_08_base_of_the_lse = the_base_of_the_lse_is_the_callers_to_say,
-    report_10_two_empty_states = two_empty_states_merge_to_an_empty_one,
-    report_11_positive_infinity = a_positive_infinity_is_an_empty_state,
-    report_12_offsets_of_64_bits = offsets_past_two_to_the_31,
-    report_14_15_pages = page_order_and_page_size_do_not_matter,
-    report_28_empty_splits = empty_splits_are_not_merged,
-    report_29_31_invariant_rows = invariant_rows_do_not_depend_on_their_batch,
-    report_33_scale_of_16_bits = a_scale_for_an_unquantised_cache_is_refused,
-    report_34_scales_round_trip = fp8_scales_round_trip_through_writer_and_decode,
-    report_35_writer = the_writer_divides_and_clamps,
-    report_36_ds_mla = ds_mla_rows_are_read_as_they_are_written,
-    report_37_width_320 = rows_wider_than_their_rank,
-    report_39_soft_cap = a_soft_cap_does_not_overflow,
-    report_43_graph_lengths = a_graph_follows_the_lengths_on_the_device,
-);
+reports!(host, latentwave::Result::Ok(latentwave::Host::new()), [DType::F32, DType::BF16]);
+#[cfg(feature = "cuda")]
+reports!(cuda, latentwave::Cuda::new(0), [DType::BF16]);
+#[cfg(feature = "rocm")]
+reports!(rocm, latentwave::Rocm::new(0), [DType::BF16]);

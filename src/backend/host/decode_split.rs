@@ -277,10 +277,10 @@ impl Kernel<'_> {
                 if dtype == DType::U8 {
                     convert::load_ds_mla(kv, latent, rope);
                 } else {
-                    convert::load(dtype, kv, latent);
+                    (self.simd.load)(dtype, kv, latent);
                     if rope_dim > 0 {
                         let at = (page * p.rope_stride_page + entry * p.rope_stride_token) * size;
-                        convert::load(dtype, element(p.k_rope, at), rope);
+                        (self.simd.load)(dtype, element(p.k_rope, at), rope);
                     }
                 }
             }

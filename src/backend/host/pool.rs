@@ -24,7 +24,7 @@ struct Posted {
     // The job of this round, with its lifetime erased: `Pool::run` does not return before all threads are done with it.
     job: Option<*const Job>,
     round: u64,
-    // Threads that still work on this round.
+    // Threads that took the job and still work on it.
     busy: usize,
     stop: bool,
 }
@@ -75,19 +75,22 @@ impl Shared {
         loop {
             let job = {
                 let mut posted = self.posted();
-                while posted.round == seen && !posted.stop {
-                    posted = self.start.wait(posted).unwrap_or_else(PoisonError::into_inner);
+                loop {
+                    if posted.stop {
+                        return;
+                    }
+                    match posted.job {
+                        Some(job) if posted.round != seen => {
+                            seen = posted.round;
+                            posted.busy += 1;
+                            break job;
+                        }
+                        _ => posted = self.start.wait(posted).unwrap_or_else(PoisonError::into_inner),
+                    }
                 }
-                if posted.stop {
-                    return;
-                }
-                seen = posted.round;
-                posted.job
             };
-            if let Some(job) = job {
-                // SAFETY: `Pool::run` waits for this thread before the job's lifetime ends.
-                self.work(unsafe { &*job }, thread);
-            }
+            // SAFETY: `Pool::run` waits for this thread before the job's lifetime ends.
+            self.work(unsafe { &*job }, thread);
             let mut posted = self.posted();
             posted.busy -= 1;
             if posted.busy == 0 {
@@ -154,25 +157,25 @@ impl Pool {
         shared.next.store(0, Ordering::Relaxed);
         shared.items.store(items, Ordering::Relaxed);
         shared.panicked.store(false, Ordering::Relaxed);
-        let helpers = if items > 1 { self.workers.len() } else { 0 };
-        if helpers > 0 {
+        let shares = items > 1 && !self.workers.is_empty();
+        if shares {
             // SAFETY: only the lifetime changes; this function waits below until no thread holds the pointer.
             let erased =
                 unsafe { std::mem::transmute::<*const (dyn Fn(usize, &mut [f32]) + Sync + '_), *const Job>(job) };
             let mut posted = shared.posted();
             posted.job = Some(erased);
             posted.round += 1;
-            posted.busy = helpers;
             drop(posted);
             shared.start.notify_all();
         }
         shared.work(job, 0);
-        if helpers > 0 {
+        if shares {
             let mut posted = shared.posted();
+            // No items are left: a thread that has not woken yet need not.
+            posted.job = None;
             while posted.busy > 0 {
                 posted = shared.done.wait(posted).unwrap_or_else(PoisonError::into_inner);
             }
-            posted.job = None;
         }
         !shared.panicked.load(Ordering::Relaxed)
     }

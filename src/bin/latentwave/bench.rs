@@ -23,7 +23,7 @@ use point::Point;
 ///
 /// Each point is a batch of one decode layer: `B` sequences of `S` cached tokens, `H` heads, `q` query tokens each. Several
 /// layers with caches of their own, pages in random order, are captured in one graph and replayed, so that each layer finds its
-/// cache cold; plan and reduce are part of the time. Some rows of every result are checked against float64.
+/// cache cold; the reduce is part of the time of a layer, the plan, once per graph as in a step, is shared out. Some rows of every result are checked against float64.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Points: `small`, `gpu`, or written out and set apart by commas: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
@@ -38,6 +38,9 @@ pub(crate) struct Args {
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
     split_policy: SplitPolicy,
+    /// Longest sequence that graphs are captured for, in tokens; longer points raise it.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    captured_for: usize,
     /// Seed of inputs and page order.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
@@ -95,12 +98,15 @@ impl Job for Bench<'_> {
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         let Self { args, points, mla } = self;
         let info = backend.device();
+        let gpu = info.backend != "host";
         let method = Method {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
             policy: args.split_policy,
             pool_bytes: args.pool << 20,
-            max_layers: 64,
+            max_layers: if gpu { 512 } else { 64 },
+            min_launches: if gpu { 20 } else { 1 },
+            max_seq_len: args.captured_for,
             time: Duration::from_secs_f64(args.time),
             seed: args.seed,
         };
@@ -108,7 +114,7 @@ impl Job for Bench<'_> {
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
         interrupt::catch();
-        let ceilings = ceilings::measure(backend);
+        let ceilings = ceilings::measure(backend)?;
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();

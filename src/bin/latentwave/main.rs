@@ -6,6 +6,7 @@ mod bench;
 mod device;
 mod draw;
 mod files;
+mod gain;
 mod info;
 mod interrupt;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
@@ -52,6 +53,8 @@ enum Command {
     Info(info::Args),
     #[command(after_help = EXIT_STATUS)]
     Bench(bench::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Gain(gain::Args),
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     Precompile(precompile::Args),
 }
@@ -72,6 +75,7 @@ fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Gain(args) => gain::run(&args),
         #[cfg(any(feature = "cuda", feature = "rocm"))]
         Command::Precompile(args) => precompile::run(&args),
     };

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use latentwave::GraphBackend;
+use latentwave::ops::Probe;
+use latentwave::{Error, GraphBackend, Result, Stream};
 use serde::Serialize;
 
 /// Bytes read to measure the bandwidth: far more than any cache holds.
@@ -10,6 +11,9 @@ const READ_BYTES: usize = 512 << 20;
 
 /// Passes over them, of which the fastest counts.
 const PASSES: usize = 5;
+
+/// Launches of a probe in one graph.
+const LAUNCHES: usize = 20;
 
 /// Ceilings of a device; absent where this program has no way to measure one.
 #[derive(Debug, Clone, Copy, Default, Serialize)]
@@ -21,11 +25,37 @@ pub(crate) struct Ceilings {
 }
 
 /// Measures the ceilings of a backend's device.
-pub(crate) fn measure<B: GraphBackend>(backend: &B) -> Ceilings {
-    match B::NAME {
-        "host" => Ceilings { read: Some(host_read(backend.device().num_compute_units)), matmul: None },
-        _ => Ceilings::default(),
+///
+/// # Errors
+/// What its probes return, but for a backend that has none.
+pub(crate) fn measure<B: GraphBackend>(backend: &B) -> Result<Ceilings> {
+    if B::NAME == "host" {
+        return Ok(Ceilings { read: Some(host_read(backend.device().num_compute_units)), matmul: None });
     }
+    let rate = |probe: Result<Probe<B>>| match probe {
+        Ok(probe) => sustained(backend, &probe).map(Some),
+        Err(Error::Unsupported { .. }) => Ok(None),
+        Err(error) => Err(error),
+    };
+    let read = rate(Probe::read(backend, 2 * READ_BYTES))?;
+    let matmul = rate(Probe::matmul(backend))?;
+    Ok(Ceilings { read: read.map(|rate| rate / 1e9), matmul: matmul.map(|rate| rate / 1e12) })
+}
+
+/// Work per second of a probe, launched many times in a graph; the median over replays.
+fn sustained<B: GraphBackend>(backend: &B, probe: &Probe<B>) -> Result<f64> {
+    let stream = Stream::new(backend)?;
+    let graph = stream.capture(|| (0..LAUNCHES).try_for_each(|_| probe.enqueue(&stream)))?;
+    let mut seconds = Vec::new();
+    for _ in 0..2 * PASSES {
+        let start = Instant::now();
+        // SAFETY: the graph owns the probe's memory.
+        unsafe { stream.replay(&graph)? };
+        stream.synchronize()?;
+        seconds.push(start.elapsed().as_secs_f64());
+    }
+    seconds.sort_by(f64::total_cmp);
+    Ok(probe.work * LAUNCHES as f64 / seconds[PASSES])
 }
 
 /// GB/s at which all threads together sum numbers in memory.

@@ -108,7 +108,7 @@ mod tests {
             kv_bytes: 1 << 20,
             flops: 3e7,
             error: 0.0,
-            layers: 1,
+            launches: 1,
             replays: 3,
             num_kv_splits: 2,
             kernel: "k".into(),
