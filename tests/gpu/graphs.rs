@@ -1,6 +1,6 @@
 //! Capture and replay, broken and abandoned captures, borrowed streams.
 
-use latentwave::{Backend, Error, GraphBackend, Stream};
+use latentwave::{Backend, Error, GraphBackend, Result, Stream};
 
 use super::support::{BYTES, Copy, on_each_device};
 use super::vendor::{MAY_SURVIVE, Raw, breakers};
@@ -40,31 +40,36 @@ fn a_graph_replays_over_changed_data_on_any_stream_and_thread() {
 }
 
 #[test]
-fn a_call_that_cannot_be_recorded_is_refused_and_does_not_break_the_capture() {
+fn a_call_that_cannot_be_recorded_is_refused_and_fails_only_its_capture() {
     on_each_device(|gpu| {
         let Some(copy) = Copy::new(gpu) else { return };
         let stream = Stream::new(gpu).unwrap();
-        let raw = stream.raw();
-        let data = copy.refresh(gpu, raw, 1);
-        let graph = stream.capture(|| {
-            copy.enqueue(gpu, raw, false)?;
-            let addr = gpu.addr(&copy.dst);
-            // SAFETY: the addresses are those of a buffer.
-            let refused = unsafe {
-                [
-                    gpu.synchronize(raw),
-                    gpu.upload(raw, addr, &[0; 8]),
-                    gpu.download(raw, addr, &mut [0; 8]),
-                    stream.synchronize(),
-                ]
-            };
-            assert!(refused.iter().all(|call| matches!(call, Err(Error::GraphState { .. }))), "{refused:?}");
-            assert!(matches!(stream.capture(|| Ok(())), Err(Error::GraphState { .. })));
-            Ok(())
-        });
-        // SAFETY: the buffers live on.
-        unsafe { stream.replay(&graph.unwrap()).unwrap() };
-        assert!(copy.result(gpu, raw) == data);
+        let (raw, addr) = (stream.raw(), gpu.addr(&copy.dst));
+        type Call<'a> = (&'a str, &'a dyn Fn() -> Result<()>);
+        let calls: [Call; 3] = [
+            ("synchronize", &|| gpu.synchronize(raw)),
+            // SAFETY: the address is that of a buffer.
+            ("upload", &|| unsafe { gpu.upload(raw, addr, &[0; 8]) }),
+            // SAFETY: as above.
+            ("download", &|| unsafe { gpu.download(raw, addr, &mut [0; 8]) }),
+        ];
+        for (name, call) in calls {
+            let data = copy.refresh(gpu, raw, 1);
+            let broken = stream.capture(|| {
+                copy.enqueue(gpu, raw, false)?;
+                assert!(matches!(call(), Err(Error::CaptureFailed { .. })), "{name}");
+                copy.enqueue(gpu, raw, false)
+            });
+            match broken.map(|_| ()) {
+                Err(Error::CaptureFailed { reason }) => assert!(reason.contains(name), "{reason}"),
+                other => panic!("{name}: {other:?}"),
+            }
+            assert!(matches!(stream.capture(|| stream.synchronize()), Err(Error::GraphState { .. })));
+            let graph = stream.capture(|| copy.enqueue(gpu, raw, false)).unwrap();
+            // SAFETY: the buffers live on.
+            unsafe { stream.replay(&graph).unwrap() };
+            assert!(copy.result(gpu, raw) == data, "after {name}");
+        }
     });
 }
 

@@ -143,6 +143,10 @@ impl RawDevice for Device {
     type Event = EventHandle;
 
     fn alloc(&self, bytes: usize) -> Result<Option<u64>> {
+        // For absurd sizes drivers report other errors than that of memory.
+        if bytes as u64 > self.info.memory_bytes {
+            return Ok(None);
+        }
         let _bound = self.bind_relaxed()?;
         match self.hip.malloc(bytes) {
             Ok(ptr) => Ok(Some(ptr as u64)),

@@ -7,9 +7,9 @@ use hip_sys::{GraphNodeKind, Hip};
 
 use super::device::{Device, StreamHandle};
 use super::driver::{NAME, typed};
-use crate::backend::gpu::{Arena, RawDevice};
+use crate::backend::gpu::Arena;
 use crate::error::{Error, Result};
-use crate::graph::{CaptureState, DriverRule, GraphSupport};
+use crate::graph::{DriverRule, GraphSupport};
 
 /// Releases whose graphs are known to be wrong. HIP's first two version numbers are ROCm's, its third is a build number, so a
 /// rule covers all patches of a minor release.
@@ -80,13 +80,12 @@ impl Drop for Recorded {
     }
 }
 
-pub(super) fn begin(arena: &Arena<Device>, stream: StreamHandle) -> Result<()> {
-    let device = arena.device();
+pub(super) fn begin(device: &Device, stream: StreamHandle) -> Result<()> {
     let _bound = device.bind()?;
     // Only this thread's calls can break the capture, not those of other threads.
     let mode = hipStreamCaptureModeThreadLocal;
     // SAFETY: the stream is live.
-    arena.begin_capture(|| unsafe { device.hip.begin_capture(stream.0, mode) }).map_err(typed)
+    unsafe { device.hip.begin_capture(stream.0, mode) }.map_err(typed)
 }
 
 /// Takes the stream out of capture, and what was recorded.
@@ -170,10 +169,6 @@ fn holds_memory_nodes(hip: &Hip, graph: hipGraph_t) -> hip_sys::Result<bool> {
 /// # Safety
 /// Every address that was captured is still valid.
 pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &RocmGraph) -> Result<()> {
-    // HIP would run it at once, in the middle of the capture.
-    if device.is_capturing(stream) {
-        return Err(Error::GraphState { call: "replay", state: CaptureState::Capturing });
-    }
     let _bound = device.bind()?;
     let _alone = device.lock_launches();
     // SAFETY: the stream is live, the addresses are the caller's promise.

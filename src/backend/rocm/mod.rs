@@ -165,7 +165,7 @@ impl Backend for Rocm {
 
     unsafe fn download(&self, stream: &RocmStream, src: u64, dst: &mut [u8]) -> Result<()> {
         stream.0.require_idle("download")?;
-        let _bound = self.raw().bind()?;
+        let _bound = self.raw().bind_relaxed()?;
         let (hip, handle) = (self.raw().hip, stream.0.raw().0);
         let to = dst.as_mut_ptr().cast();
         // SAFETY: the source is the caller's promise; the destination is borrowed until the stream has been waited for.
@@ -188,7 +188,7 @@ impl Backend for Rocm {
 
     fn synchronize(&self, stream: &RocmStream) -> Result<()> {
         stream.0.require_idle("synchronize")?;
-        let _bound = self.raw().bind()?;
+        let _bound = self.raw().bind_relaxed()?;
         // SAFETY: the stream is live.
         unsafe { self.raw().hip.stream_synchronize(stream.0.raw().0) }.map_err(typed)
     }
@@ -202,11 +202,11 @@ impl GraphBackend for Rocm {
     }
 
     fn begin_capture(&self, stream: &RocmStream) -> Result<()> {
-        graph::begin(&self.inner.arena, stream.0.raw())
+        stream.0.begin_capture(|| graph::begin(self.raw(), stream.0.raw()))
     }
 
     fn end_capture(&self, stream: &RocmStream) -> Result<RocmGraph> {
-        graph::finish(&self.inner.arena, stream.0.raw())
+        stream.0.end_capture(|| graph::finish(&self.inner.arena, stream.0.raw()))
     }
 
     fn abort_capture(&self, stream: &RocmStream) {
@@ -214,6 +214,8 @@ impl GraphBackend for Rocm {
     }
 
     unsafe fn replay(&self, stream: &RocmStream, graph: &RocmGraph) -> Result<()> {
+        // HIP would run it at once, in the middle of the capture.
+        stream.0.require_idle("replay")?;
         // SAFETY: the caller's promise.
         unsafe { graph::replay(self.raw(), stream.0.raw(), graph) }
     }
