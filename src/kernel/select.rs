@@ -45,21 +45,15 @@ const fn form(block_rows: u32, tile_tokens: u32, stages: u32, threads: u32) -> F
 const MIN_STAGES: u32 = 3;
 const MIN_STAGES_FP8: u32 = 2;
 
-/// NVIDIA, `sm_80` and later. Large rows need the shared memory of a data-centre device (163 KB or more).
-const CUDA_FORMS: [Form; 6] = [
-    form(64, 32, 3, 256),
-    form(64, 16, 3, 256),
-    form(32, 32, 4, 256),
-    form(16, 32, 5, 256),
-    form(16, 32, 3, 128),
-    form(16, 16, 4, 128),
-];
+/// NVIDIA, `sm_80` and later: the first needs 227 KB of shared memory, the last 99 KB.
+const CUDA_FORMS: [Form; 5] =
+    [form(64, 32, 3, 256), form(32, 32, 4, 256), form(16, 32, 5, 256), form(16, 32, 3, 128), form(16, 16, 4, 128)];
 
 /// AMD with 64-lane waves (CDNA): 64 KB of LDS, 160 KB on gfx950.
 const CDNA_FORMS: [Form; 2] = [form(32, 16, 3, 256), form(16, 16, 3, 256)];
 
 /// AMD with 32-lane waves (RDNA): 64 KB of LDS, 256 registers a lane.
-const RDNA_FORMS: [Form; 1] = [form(16, 16, 3, 128)];
+const RDNA_FORMS: [Form; 1] = [form(16, 16, 3, 256)];
 
 /// What differs between vendors in how shared memory is laid out; `kernels/mma.h` and `hip/device/mma.h` have the same.
 struct Layout {
@@ -72,7 +66,8 @@ struct Layout {
 
 fn layout_of(arch: &str) -> Layout {
     if arch.starts_with("gfx") {
-        Layout { wave: super::wave_of(arch) as u32, queries_staged: false, score_pad: 4 }
+        let wave = super::wave_of(arch) as u32;
+        Layout { wave, queries_staged: false, score_pad: if wave == 64 { 4 } else { 0 } }
     } else {
         Layout { wave: 32, queries_staged: true, score_pad: 8 }
     }
@@ -124,7 +119,9 @@ fn fit(form: &Form, base: Variant, arch: &str, limit: usize) -> Option<Variant> 
     (least..=form.stages).rev().find_map(|stages| {
         let Form { block_rows, tile_tokens, threads, .. } = *form;
         let variant = Variant { block_rows, tile_tokens, stages, threads, ..base };
-        (split_shared_bytes(&variant, arch) as usize <= limit).then_some(variant)
+        // AMD's `barrier_any` keeps a word per wave besides.
+        let fixed = if arch.starts_with("gfx") { threads / layout_of(arch).wave * 4 } else { 0 };
+        ((split_shared_bytes(&variant, arch) + fixed) as usize <= limit).then_some(variant)
     })
 }
 
