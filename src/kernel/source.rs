@@ -75,6 +75,8 @@ fn kernel_file(variant: &Variant) -> &'static SourceFile {
 pub struct Source {
     /// Name of the variant.
     pub name: String,
+    /// Name of the entry point. A file may hold several.
+    pub symbol: &'static str,
     /// The whole source text.
     pub text: String,
     /// Options, the architecture excepted.
@@ -92,7 +94,8 @@ impl Source {
         }
         let options = dialect.options.iter().map(|&option| option.to_owned());
         let defines = defines(variant, wave).map(|(name, value)| format!("-D{name}={value}"));
-        Self { name: variant.to_string(), text, options: options.chain(defines).collect() }
+        let options = options.chain(defines).collect();
+        Self { name: variant.to_string(), symbol: variant.entry.symbol(), text, options }
     }
 
     /// SHA-256 of text and options, in hexadecimal digits: code with another hash is stale.
