@@ -8,4 +8,5 @@
 
 pub mod cdna3;
 pub mod device;
+#[cfg(target_os = "linux")]
 pub mod kmt;

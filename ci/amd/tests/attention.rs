@@ -5,13 +5,16 @@ mod common;
 use bytemuck::Zeroable;
 use common::emulator::Emulator;
 use common::{Arguments, Gpu, Random};
+use latentwave::DType;
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
+use latentwave::kernel::source::ROCM;
+use latentwave::kernel::{Entry, Source, Variant, select};
 
 const HEADS: usize = 5;
 const PAGE: usize = 4;
 const LENS: [i32; 3] = [53, 3, 17];
 
-/// A type of the kernels: its code, bytes, and float64 value of random bytes.
+/// A type of the kernels.
 #[derive(Clone, Copy, PartialEq)]
 enum Type {
     F16,
@@ -20,11 +23,11 @@ enum Type {
 }
 
 impl Type {
-    fn code(self) -> u32 {
-        match self {
-            Self::F16 => 1,
-            Self::Bf16 => 2,
-            Self::Fp8Fnuz => 4,
+    fn of(dtype: DType) -> Self {
+        match dtype {
+            DType::F16 => Self::F16,
+            DType::Fp8E4m3Fnuz => Self::Fp8Fnuz,
+            _ => Self::Bf16,
         }
     }
 
@@ -69,41 +72,28 @@ impl Type {
     }
 }
 
-/// Constants of stage 1.
-struct Form {
-    q: Type,
-    kv: Type,
-    rank: usize,
-    rope: usize,
-    block_rows: u32,
-    stages: u32,
+/// Compiles a variant for gfx942 from the sources that the library carries.
+fn compile(variant: &Variant) -> Result<Vec<u8>, String> {
+    let source = Source::new(&ROCM, variant, 64);
+    common::compile_text(&source.text, &source.options)
 }
 
-/// Compiles a kernel file with the vendor's headers before it.
-fn compile(file: &str, constants: &[(&str, u32)]) -> Result<Vec<u8>, String> {
-    let mut text = format!("{}\n{}\n", hip_sys::VENDOR_H, hip_sys::MMA_H);
-    for name in ["kernels/params.h", "kernels/tile.h", file] {
-        text += &std::fs::read_to_string(common::find(name)?).map_err(|e| e.to_string())?;
-        text += "\n";
+/// A form of stage 1.
+fn split(dtypes: (DType, DType), dims: (u32, u32), block_rows: u32, stages: u32) -> Variant {
+    Variant {
+        kv_dtype: dtypes.1,
+        kv_lora_rank: dims.0,
+        rope_dim: dims.1,
+        block_rows,
+        tile_tokens: 16,
+        stages,
+        threads: 256,
+        ..Variant::simple(Entry::DecodeSplit, dtypes.0)
     }
-    let defines: Vec<String> = constants.iter().map(|(name, value)| format!("{name}={value}")).collect();
-    common::compile_text(&text, &defines.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-fn constants(form: &Form, block_rows: u32, tile_tokens: u32) -> Vec<(&'static str, u32)> {
-    vec![
-        ("Q_DTYPE", form.q.code()),
-        ("KV_DTYPE", form.kv.code()),
-        ("KV_LORA_RANK", form.rank as u32),
-        ("ROPE_DIM", form.rope as u32),
-        ("BLOCK_ROWS", block_rows),
-        ("TILE_TOKENS", tile_tokens),
-        ("STAGES", form.stages),
-        ("THREADS", 256),
-        ("FORM", 0),
-        ("WAVE", 64),
-    ]
-}
+/// Rows and columns of a block of stage 2.
+const REDUCE: (u32, u32) = (4, 128);
 
 /// What one query row must give: output and natural-log LSE.
 fn reference(q: &[f64], rows: &[&[f64]], rank: usize, scale: f64) -> (Vec<f64>, f64) {
@@ -118,13 +108,31 @@ fn reference(q: &[f64], rows: &[&[f64]], rank: usize, scale: f64) -> (Vec<f64>, 
     (out, top + sum.ln())
 }
 
+/// Sizes of a problem.
+struct Form {
+    q: Type,
+    kv: Type,
+    rank: usize,
+    rope: usize,
+}
+
 /// Runs both stages for `query_len` tokens and compares every row.
-fn decode(form: &Form, query_len: usize, splits: usize) {
-    let compiled = compile("kernels/mla_decode_split.cu", &constants(form, form.block_rows, 16))
-        .and_then(|split| Ok((split, compile("kernels/mla_decode_reduce.cu", &constants(form, 4, 128))?)));
-    let (split, reduce) = match compiled {
+fn decode(variant: Variant, query_len: usize, splits: usize) {
+    let form = Form {
+        q: Type::of(variant.q_dtype),
+        kv: Type::of(variant.kv_dtype),
+        rank: variant.kv_lora_rank as usize,
+        rope: variant.rope_dim as usize,
+    };
+    let merge = Variant {
+        block_rows: REDUCE.0,
+        tile_tokens: REDUCE.1,
+        threads: 256,
+        ..Variant::simple(Entry::DecodeReduce, variant.q_dtype)
+    };
+    let (split, reduce) = match compile(&variant).and_then(|split| Ok((split, compile(&merge)?))) {
         Ok(files) => files,
-        Err(reason) if reason.starts_with("clang") => panic!("{reason}"),
+        Err(reason) if reason.starts_with("clang") => panic!("{variant}: {reason}"),
         Err(reason) => {
             println!("not run: {reason}");
             return;
@@ -197,25 +205,25 @@ fn decode(form: &Form, query_len: usize, splits: usize) {
         causal: 1,
         schedule_kind: ScheduleKind::Even as i32,
         num_kv_splits: splits as i32,
-        tile_tokens: 16,
+        tile_tokens: variant.tile_tokens as i32,
         sm_scale,
         kv_scale,
         ..DecodeParams::zeroed()
     };
     let arguments = Arguments::default().block(bytemuck::bytes_of(&params));
     let group_rows = (query_len * HEADS) as u32;
-    let grid = group_rows.div_ceil(form.block_rows) * slots as u32;
+    let grid = group_rows.div_ceil(variant.block_rows) * slots as u32;
     gpu.launch(&gpu.kernel("mla_decode_split"), grid, 256, &arguments)
         .unwrap_or_else(|fault| panic!("stage 1: {fault}"));
     if splits > 1 {
         gpu.dynamic_bytes = 0;
         let code = hsakmt::device::CodeObject::load(&reduce, &gpu.device.memory).expect("stage 2");
         let kernel = code.kernel("mla_decode_reduce").expect("stage 2");
-        let grid = (form.rank as u32).div_ceil(128) * group_rows.div_ceil(4) * batch as u32;
+        let grid = (form.rank as u32).div_ceil(REDUCE.1) * group_rows.div_ceil(REDUCE.0) * batch as u32;
         gpu.launch(&kernel, grid, 256, &arguments).unwrap_or_else(|fault| panic!("stage 2: {fault}"));
     }
     let total = gpu.device.statistics().total();
-    println!("{} wave instructions in {:.2} s", total.instructions, total.seconds);
+    println!("{variant}: {} wave instructions in {:.2} s", total.instructions, total.seconds);
 
     let got_out = gpu.download(out, rows * form.rank * 2);
     let got_lse = common::to_f32(&gpu.download(lse, 4 * rows));
@@ -243,29 +251,38 @@ fn decode(form: &Form, query_len: usize, splits: usize) {
     }
 }
 
-const WIDE: Form = Form { q: Type::Bf16, kv: Type::Bf16, rank: 512, rope: 64, block_rows: 16, stages: 3 };
+const WIDE: (u32, u32) = (512, 64);
+const BF16: (DType, DType) = (DType::BF16, DType::BF16);
 
 #[test]
 fn bf16_in_one_split() {
-    decode(&WIDE, 1, 1);
+    decode(split(BF16, WIDE, 16, 3), 1, 1);
 }
 
 #[test]
 fn bf16_in_three_splits_with_two_query_tokens() {
-    decode(&Form { block_rows: 32, ..WIDE }, 2, 3);
+    decode(split(BF16, WIDE, 32, 3), 2, 3);
 }
 
 #[test]
 fn f16() {
-    decode(&Form { q: Type::F16, kv: Type::F16, ..WIDE }, 1, 2);
+    decode(split((DType::F16, DType::F16), WIDE, 16, 3), 1, 2);
 }
 
 #[test]
 fn fp8() {
-    decode(&Form { kv: Type::Fp8Fnuz, stages: 2, ..WIDE }, 1, 2);
+    decode(split((DType::BF16, DType::Fp8E4m3Fnuz), WIDE, 16, 2), 1, 2);
 }
 
 #[test]
 fn narrow_rows_with_four_query_tokens() {
-    decode(&Form { rank: 256, rope: 32, block_rows: 32, ..WIDE }, 4, 2);
+    decode(split(BF16, (256, 32), 32, 3), 4, 2);
+}
+
+/// All variants of stage 1 that the library ships for this device.
+#[test]
+fn every_shipped_variant() {
+    let shipped = select::variants("gfx942").into_iter().filter(|variant| variant.entry == Entry::DecodeSplit);
+    let count = shipped.map(|variant| decode(variant, 2, 2)).count();
+    assert!(count >= 4, "{count}");
 }

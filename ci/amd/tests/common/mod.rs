@@ -62,14 +62,15 @@ pub(crate) fn find(path: &str) -> Result<PathBuf, String> {
 
 /// Compiles a file of the tests for gfx942, or says why it cannot be done.
 pub(crate) fn compile(source: &str, defines: &[&str]) -> Result<Vec<u8>, String> {
-    compile_path(&find(&format!("tests/kernels/{source}"))?, defines)
+    let options: Vec<String> = defines.iter().map(|define| format!("-D{define}")).collect();
+    compile_path(&find(&format!("tests/kernels/{source}"))?, &options)
 }
 
-/// Compiles source text for gfx942.
-pub(crate) fn compile_text(text: &str, defines: &[&str]) -> Result<Vec<u8>, String> {
+/// Compiles source text for gfx942 with further options.
+pub(crate) fn compile_text(text: &str, options: &[String]) -> Result<Vec<u8>, String> {
     let path = temporary("hip");
     std::fs::write(&path, text).map_err(|e| e.to_string())?;
-    let compiled = compile_path(&path, defines);
+    let compiled = compile_path(&path, options);
     let _removed = std::fs::remove_file(&path);
     compiled
 }
@@ -81,7 +82,7 @@ fn temporary(extension: &str) -> PathBuf {
     std::env::temp_dir().join(name)
 }
 
-fn compile_path(source: &Path, defines: &[&str]) -> Result<Vec<u8>, String> {
+fn compile_path(source: &Path, options: &[String]) -> Result<Vec<u8>, String> {
     let works = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|out| out.status.success());
     let compiler = ["clang++-22", "clang++-19", "clang++"].into_iter().find(works);
     let compiler = compiler.ok_or("no clang++ for AMD GPUs is installed")?;
@@ -97,7 +98,7 @@ fn compile_path(source: &Path, defines: &[&str]) -> Result<Vec<u8>, String> {
         "-nogpuinc",
     ]);
     command.args(["-std=c++17", "-O3", "-fuse-ld=lld", "-mcode-object-version=5"]);
-    command.args(defines.iter().map(|define| format!("-D{define}")));
+    command.args(options);
     let done = command.arg(source).arg("-o").arg(&output).output().map_err(|e| e.to_string())?;
     if !done.status.success() {
         return Err(format!("{compiler}: {}", String::from_utf8_lossy(&done.stderr)));
