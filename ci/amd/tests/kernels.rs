@@ -131,3 +131,28 @@ fn statistics_count_every_wave() {
     assert_eq!(statistics.mnemonics["s_endpgm"], 16);
     assert_eq!(statistics.total().dispatches, 1);
 }
+
+#[test]
+fn an_instruction_that_is_not_implemented_is_named() {
+    let Some(emulator) = emulator(&[], false) else { return };
+    let out = emulator.upload(&[0; 4]);
+    let arguments = Arguments::default().pointer(out);
+    let report = emulator.launch(&emulator.kernel("unknown"), 1, 64, &arguments).expect_err("stopped");
+    assert!(report.contains("not implemented: encoding 7e") && report.contains("Vop1 opcode 73"), "{report}");
+    let disassembler = std::process::Command::new("llvm-mc-22").arg("--version").output();
+    assert!(disassembler.is_err() || report.contains("v_sin_f16"), "{report}");
+}
+
+#[test]
+fn a_wave_that_hangs_is_stopped() {
+    let file = match common::compile("test.hip", &[]) {
+        Ok(file) => file,
+        Err(reason) => return println!("not run: {reason}"),
+    };
+    let emulator = Emulator::with(&file, Config { wave_limit: 100_000, ..Config::default() });
+    let kernel = emulator.kernel("spin");
+    let (go, wait) = (emulator.upload(&[1; 4]), emulator.upload(&[0; 4]));
+    emulator.launch(&kernel, 1, 64, &Arguments::default().pointer(go)).expect("ends");
+    let report = emulator.launch(&kernel, 1, 64, &Arguments::default().pointer(wait)).expect_err("stopped");
+    assert!(report.contains("it hangs"), "{report}");
+}

@@ -8,6 +8,8 @@
 pub mod events;
 pub mod memory;
 pub mod queue;
+#[cfg(test)]
+mod tests;
 pub mod topology;
 pub mod types;
 pub mod unsupported;

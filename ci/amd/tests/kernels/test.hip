@@ -127,3 +127,15 @@ GLOBAL void private_memory(const int* x, int* out) {
     for (int i = 0; i < 64; i++) values[i] = x[i] * thread();
     out[thread()] = values[x[thread()] & 63];
 }
+
+// Never ends where *flag is 0.
+GLOBAL void spin(const volatile int* flag) {
+    while (*flag == 0) {}
+}
+
+// An instruction of gfx942 that the emulator does not have.
+GLOBAL void unknown(int* out) {
+    int x;
+    asm volatile("v_sin_f16 %0, %1" : "=v"(x) : "v"(out[0]));
+    out[0] = x;
+}
