@@ -17,6 +17,8 @@ pub mod cuda;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpu;
 pub mod host;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
