@@ -164,7 +164,8 @@ impl<B: Backend> MlaDecode<B> {
     ) -> Result<Scheduled<'a, B>> {
         self.check_seq_lens(plan, seq_lens)?;
         let table_width = check::int("block_table", table_width)?;
-        let base = DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
+        let base =
+            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
         let buffer = workspace.buffer(0).cloned();
         if plan.decode.schedule == ScheduleKind::Balanced && plan.decode.shape.batch > 0 {
             let threads = plan.kernels.plan.threads;
