@@ -23,11 +23,13 @@ ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / "target" / "kernels-venv"
 WHEELS = ["nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"]
 FILES = {
-    "mla_plan": "mla_plan.cu",
-    "mla_decode_split": "mla_decode_split.cu",
-    "mla_decode_reduce": "mla_decode_reduce.cu",
-    "mla_cache_write": "mla_cache.cu",
-    "merge_states": "merge.cu",
+    "mla_plan": ["mla_plan.cu"],
+    "mla_decode_split": ["mla_stream.h", "mla_decode_split.cu"],
+    "mla_decode_reduce": ["mla_decode_reduce.cu"],
+    "mla_cache_write": ["mla_cache.cu"],
+    "mla_cache_gather": ["mla_cache.cu"],
+    "merge_states": ["merge.cu"],
+    "dcp_combine": ["merge.cu"],
 }
 
 
@@ -39,7 +41,7 @@ def source(variant):
     vendor = ROOT / ("hip/device" if is_amd(variant["arch"]) else "kernels")
     kernels = ROOT / "kernels"
     files = [vendor / "vendor.h", vendor / "mma.h", kernels / "params.h", kernels / "tile.h"]
-    files.append(kernels / FILES[variant["symbol"]])
+    files += [kernels / name for name in FILES[variant["symbol"]]]
     return "".join(f'#line 1 "{file.relative_to(ROOT)}"\n{file.read_text()}\n' for file in files)
 
 

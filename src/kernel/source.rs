@@ -60,6 +60,7 @@ pub const ROCM: Dialect = Dialect {
 const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
+const STREAM: SourceFile = embed!("kernels/mla_stream.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
@@ -67,16 +68,16 @@ const MERGE: SourceFile = embed!("kernels/merge.cu");
 const PROBE: SourceFile = embed!("kernels/probe.cu");
 const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 
-/// The file that holds a variant's entry point.
-fn kernel_file(variant: &Variant) -> &'static SourceFile {
+/// The file that holds a variant's entry point, after those that it alone needs.
+fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
-        Entry::Plan => &PLAN,
-        Entry::DecodeSplit => &DECODE_SPLIT,
-        Entry::DecodeReduce => &DECODE_REDUCE,
-        Entry::CacheWrite | Entry::CacheGather => &CACHE,
-        Entry::MergeStates | Entry::DcpCombine => &MERGE,
-        Entry::ProbeMatmul if variant.form == 1 => &SM90_PROBE,
-        Entry::ProbeRead | Entry::ProbeMatmul => &PROBE,
+        Entry::Plan => &[PLAN],
+        Entry::DecodeSplit => &[STREAM, DECODE_SPLIT],
+        Entry::DecodeReduce => &[DECODE_REDUCE],
+        Entry::CacheWrite | Entry::CacheGather => &[CACHE],
+        Entry::MergeStates | Entry::DcpCombine => &[MERGE],
+        Entry::ProbeMatmul if variant.form == 1 => &[SM90_PROBE],
+        Entry::ProbeRead | Entry::ProbeMatmul => &[PROBE],
     }
 }
 
@@ -96,9 +97,10 @@ pub struct Source {
 impl Source {
     /// Source and options of a variant for devices with waves of `wave` lanes.
     pub fn new(dialect: &Dialect, variant: &Variant, wave: usize) -> Self {
-        let files = [&dialect.vendor, &dialect.mma, &PARAMS, &TILE, kernel_file(variant)];
-        let mut text = String::with_capacity(files.iter().map(|file| file.text.len() + 64).sum());
-        for file in files {
+        let prelude = [dialect.vendor, dialect.mma, PARAMS, TILE];
+        let files = || prelude.iter().chain(kernel_files(variant));
+        let mut text = String::with_capacity(files().map(|file| file.text.len() + 64).sum());
+        for file in files() {
             // A message then names the file and line that a reader can open.
             text.push_str(&format!("#line 1 \"{}\"\n{}\n", file.name, file.text));
         }
