@@ -3,6 +3,8 @@
 // them are found by binary search, in parallel.
 
 constexpr int WAVES = THREADS / WAVE;
+constexpr int64 ALIGN_PARTS = 4;  // as in plan.rs
+constexpr int64 ALIGN_FROM = 16;
 
 /// Floor and ceiling of a quotient; `b` > 0.
 DEVICE int64 floor_div(int64 a, int64 b) {
@@ -10,6 +12,7 @@ DEVICE int64 floor_div(int64 a, int64 b) {
     return q - (a % b < 0);
 }
 DEVICE int64 ceil_div(int64 a, int64 b) { return -floor_div(-a, b); }
+DEVICE int64 larger(int64 a, int64 b) { return a > b ? a : b; }
 
 /// Inclusive prefix sum over the block, and the total.
 DEVICE int64 block_scan(int64 value, int64 SHARED* wave_total, int64& total) {
@@ -44,9 +47,10 @@ DEVICE int64 block_maximum(int64 value, int64 SHARED* wave_value) {
 
 /// How the total cost is cut.
 struct Cut {
-    int64 total, chunk, snap, fixed;
+    int64 total, chunk, snap, fixed, unit;
 
-    DEVICE int64 cost(int tiles) const { return tiles > 0 ? tiles + fixed : 0; }
+    /// Cost of a sequence, in whole units.
+    DEVICE int64 cost(int tiles) const { return ceil_div(tiles > 0 ? tiles + fixed : 0, unit) * unit; }
 
     /// First boundary strictly inside a sequence that begins at `begin`, and how many there are.
     DEVICE int64 first_inside(int64 begin) const { return (begin + fixed + snap) / chunk + 1; }
@@ -58,6 +62,22 @@ struct Cut {
 };
 
 DEVICE int tiles_of(const DecodeParams& p, int virtual_seq) { return divide_up(extent(p, virtual_seq), p.tile_tokens); }
+
+/// Lengthens the chunk a little if every sequence can then begin at a boundary.
+DEVICE void align(const DecodeParams& p, Cut& cut, int64 even, int64 longest, int64 shortest, int64 SHARED* wave_value) {
+    NO_UNROLL for (int64 part = 1; part <= ALIGN_PARTS; part++) {
+        Cut longer = {0, even + ceil_div(even * part, 32), 0, cut.fixed, even + ceil_div(even * part, 32)};
+        int64 sum = 0;
+        for (int v = thread_index(); v < p.batch * num_groups(p); v += THREADS) sum += longer.cost(tiles_of(p, v));
+        block_scan(sum, wave_value, longer.total);
+        if (longer.total <= longer.chunk * p.num_parts) {
+            cut = longer;
+            return;
+        }
+    }
+    int64 whole = ceil_div(even, longest) * longest;
+    if (shortest == longest && whole <= even + ceil_div(even * ALIGN_PARTS, 32)) cut.chunk = whole;
+}
 
 /// Writes boundary `at` of the parts: the end of one and the beginning of the next.
 DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, int seq, int tile, int split) {
@@ -87,22 +107,24 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     int64 parts_offset = (virtual_seqs + PART_WORDS) / PART_WORDS * PART_WORDS;
     int GLOBAL* parts = slot_begin + parts_offset;
 
-    Cut cut = {0, 1, 0, p.fixed_cost};
+    Cut cut = {0, 1, 0, p.fixed_cost, 1};
     int64 sum = 0;
     int64 longest = 0;
+    int64 longest_negated = -0x7fffffff;  // the shortest, so that one maximum serves both
     for (int v = thread; v < virtual_seqs; v += THREADS) {
         int64 cost = cut.cost(tiles_of(p, v));
         sum += cost;
-        longest = longest > cost ? longest : cost;
+        longest = larger(longest, cost);
+        if (cost > 0) longest_negated = larger(longest_negated, -cost);
     }
     block_scan(sum, wave_value, cut.total);
     longest = block_maximum(longest, wave_value);
-    cut.chunk = ceil_div(cut.total, p.num_parts);
-    if (p.num_kv_splits > 1) {
-        int64 least = ceil_div(longest, p.num_kv_splits - 1);
-        cut.chunk = cut.chunk > least ? cut.chunk : least;
-    }
-    cut.chunk = cut.chunk > 1 ? cut.chunk : 1;
+    int64 shortest = -block_maximum(longest_negated, wave_value);
+    int64 even = ceil_div(cut.total, p.num_parts);
+    if (p.num_kv_splits > 1) even = larger(even, ceil_div(longest, p.num_kv_splits - 1));
+    even = larger(even, (int64)1);
+    cut.chunk = even;
+    if (p.num_kv_splits > 1 && even >= ALIGN_FROM) align(p, cut, even, longest, shortest, wave_value);
     // With a single split allowed every boundary moves to the start of its sequence.
     constexpr int64 EVERYTHING = 0x1fffffffffffffff;
     constexpr int64 SNAP_TILES = 2;

@@ -21,6 +21,12 @@ pub const FIXED_COST: i32 = 1;
 /// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
 pub const SNAP_TILES: i64 = 2;
 
+/// Thirty-seconds of a chunk by which a balanced schedule lengthens it, at most, to begin sequences at boundaries.
+const ALIGN_PARTS: i64 = 4;
+
+/// Shortest chunk that is lengthened, in tiles.
+const ALIGN_FROM: i64 = 16;
+
 /// Words of one part in the schedule table.
 pub const PART_WORDS: usize = 8;
 
@@ -256,17 +262,33 @@ pub struct BalanceShape {
 /// `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`, which keeps every sequence within
 /// `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start or end moves onto it.
 ///
+/// Where a chunk longer by an eighth at most lets every sequence begin at a boundary, that is taken instead: a piece less to
+/// write, read and merge for most sequences is worth a little imbalance. Either no part spans two sequences (each sequence's
+/// cost is rounded up to whole chunks), or all sequences are equal and every part has the same number of them.
+///
 /// # Panics
 /// If `table` is shorter than the layout above.
 pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
-    let cost = |tiles: i32| if tiles > 0 { i64::from(tiles) + shape.fixed_cost } else { 0 };
+    let bare = |tiles: i32| if tiles > 0 { i64::from(tiles) + shape.fixed_cost } else { 0 };
+    let costs = || tiles.iter().map(|&t| bare(t)).filter(|&cost| cost > 0);
+    let (num_parts, splits) = (shape.num_parts as i64, shape.num_kv_splits as i64);
+    let longest = costs().max().unwrap_or(0);
+    let even = costs().sum::<i64>().div_ceil_(num_parts);
+    let even = if splits > 1 { even.max(longest.div_ceil_(splits - 1)) } else { even }.max(1);
+
+    let longer = |part: i64| even + (even * part).div_ceil_(32);
+    let aligned = (1..=ALIGN_PARTS)
+        .map(longer)
+        .find(|&chunk| costs().map(|cost| cost.div_ceil_(chunk) * chunk).sum::<i64>() <= chunk * num_parts);
+    let whole = even.div_ceil_(longest.max(1)) * longest;
+    let (chunk, unit) = match aligned {
+        _ if splits <= 1 || even < ALIGN_FROM => (even, 1),
+        Some(chunk) => (chunk, chunk),
+        None if costs().all(|cost| cost == longest) && whole <= longer(ALIGN_PARTS) => (whole, 1),
+        None => (even, 1),
+    };
+    let cost = |tiles: i32| bare(tiles).div_ceil_(unit) * unit;
     let total: i64 = tiles.iter().map(|&t| cost(t)).sum();
-    let longest = tiles.iter().map(|&t| cost(t)).max().unwrap_or(0);
-    let chunk = match shape.num_kv_splits {
-        0 | 1 => total.div_ceil_(shape.num_parts as i64),
-        splits => total.div_ceil_(shape.num_parts as i64).max(longest.div_ceil_(splits as i64 - 1)),
-    }
-    .max(1);
     // With a single split allowed every boundary moves to the start of its sequence.
     let snap = if shape.num_kv_splits <= 1 { i64::MAX / 4 } else { SNAP_TILES.min(chunk / 4) };
     // First part boundary that lies strictly inside a sequence beginning at `begin`, and how many there are.
@@ -383,6 +405,29 @@ mod tests {
         }
         check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[64]);
         check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[0, 0]);
+    }
+
+    /// Slots of all sequences, and tiles of the longest part.
+    fn cut(num_parts: usize, tiles: &[i32]) -> (i32, i32) {
+        let shape = BalanceShape { num_parts, num_kv_splits: 256, fixed_cost: 1 };
+        check(&shape, tiles);
+        let mut table = vec![0; parts_offset(tiles.len()) + num_parts * PART_WORDS];
+        balance(&shape, tiles, &mut table);
+        let (offsets, parts) = table.split_at(parts_offset(tiles.len()));
+        let before = |v: i32, tile: i32| tiles[..v as usize].iter().sum::<i32>() + tile;
+        let longest = parts.chunks(PART_WORDS).map(|part| before(part[2], part[3]) - before(part[0], part[1])).max();
+        (offsets[tiles.len()], longest.unwrap_or(0))
+    }
+
+    #[test]
+    fn sequences_stay_whole_where_that_costs_little() {
+        assert_eq!(cut(132, &[64; 128]), (0, 64), "a sequence per part");
+        assert_eq!(cut(132, &[64; 64]), (128, 32), "two pieces of each, none across two parts");
+        assert_eq!(cut(66, &[64; 128]), (0, 128), "two sequences per part");
+        let (slots, longest) = cut(132, &[64; 100]);
+        assert!(slots > 0 && longest <= 52, "a third more than the mean is too much: {slots} {longest}");
+        let (_, longest) = cut(132, &[2048, 64, 64, 64, 64, 64, 64, 64]);
+        assert!(longest <= 24, "{longest}");
     }
 
     #[test]

@@ -17,6 +17,7 @@ macro_rules! backend_contract {
 
             backend_contract!(@each $device, $dtypes,
                 numerics::{
+                    the_plan_kernel_writes_the_balanced_schedule,
                     the_split_count_does_not_change_the_answer,
                     empty_sequences_are_zero_and_minus_infinity,
                     what_lies_past_the_end_does_not_matter,

@@ -2,6 +2,7 @@
 
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 use latentwave::kernel::{Launch, Params};
+use latentwave::plan::{BalanceShape, FIXED_COST, balance};
 use latentwave::reference::{Attended, merge};
 use latentwave::testing::{SplitMix64, check_close, poisoned};
 use latentwave::{
@@ -23,6 +24,54 @@ pub(crate) const POLICIES: [SplitPolicy; 7] = [
 /// The widths that every backend serves.
 pub(crate) fn layer(num_heads: usize, page_size: usize) -> MlaConfig {
     MlaConfig::deepseek(num_heads, page_size)
+}
+
+/// Word for word what `plan::balance` writes, for batches of every kind of lengths.
+pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: &B, dtype: DType) {
+    let numbers = SplitMix64::new(31);
+    let stream = Stream::new(backend).unwrap();
+    let table_width = 512;
+    for round in 0..40_u64 {
+        let decode = MlaDecode::new(backend, layer([8, 64, 128][round as usize % 3], 64), dtype, dtype).unwrap();
+        let batch = 1 + numbers.below(round, if round % 5 == 0 { 700 } else { 70 }) as usize;
+        let query_len = 1 + numbers.below(1000 + round, 4) as usize;
+        let longest = [30_000, 5_000, 300, 64][round as usize % 4];
+        let lens: Vec<i32> = match round % 3 {
+            // Equal lengths are cut in a way of their own.
+            0 => vec![longest as i32; batch],
+            _ => (0..batch as u64).map(|i| numbers.below(10_000 * (round + 1) + i, longest + 1) as i32).collect(),
+        };
+        let plan = decode.plan(batch, query_len, 131_072, SplitPolicy::MinTokens(64)).unwrap();
+        let mut workspace = Workspace::new(backend, 1).unwrap();
+        let [table, ..] = workspace.views(0, &plan.decode.workspace_views()).unwrap();
+        let words = plan.decode.schedule_bytes / 4;
+        // SAFETY: the view has this size and lives as long as the workspace.
+        let table = unsafe { Tensor::<B>::from_raw(table, DType::I32, &[words], &[1]) }.unwrap();
+        table.fill_bytes(backend, 0xFF).unwrap();
+        let seq_lens = Tensor::from_slice(backend, [batch], &lens).unwrap();
+        let causal = round % 2 == 0;
+        decode.schedule(&stream, &plan, &mut workspace, &seq_lens, table_width, causal).unwrap();
+        stream.synchronize().unwrap();
+
+        let (groups, group) = (plan.decode.num_groups, plan.decode.query_group);
+        let tile = plan.kernels.split.tile_tokens as usize;
+        let tiles: Vec<i32> = (0..batch * groups)
+            .map(|v| {
+                let last = ((v % groups + 1) * group).min(query_len);
+                let len = lens[v / groups] as usize;
+                let extent = if causal { (len + last).saturating_sub(query_len) } else { len };
+                extent.div_ceil(tile) as i32
+            })
+            .collect();
+        let mut want = vec![-1; words];
+        let shape = BalanceShape {
+            num_parts: plan.decode.num_parts,
+            num_kv_splits: plan.decode.num_kv_splits,
+            fixed_cost: i64::from(FIXED_COST),
+        };
+        balance(&shape, &tiles, &mut want);
+        assert_eq!(table.to_vec::<i32>(backend).unwrap(), want, "round {round}: {batch} x {query_len}, {lens:?}");
+    }
 }
 
 pub(crate) fn the_split_count_does_not_change_the_answer<B: Backend>(backend: &B, dtype: DType) {
