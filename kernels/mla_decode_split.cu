@@ -20,9 +20,9 @@ struct Queries {
 };
 
 /// First query of this wave's row tile, and depth of its `j`-th step.
-DEVICE int wave_row_tile() { return thread_index() / WAVE % ROW_TILES; }
-DEVICE int wave_key_slice() { return thread_index() / WAVE / ROW_TILES % KEY_SLICES; }
-DEVICE int wave_depth() { return thread_index() / WAVE / (ROW_TILES * KEY_SLICES); }
+DEVICE int wave_row_tile() { return wave_index() % ROW_TILES; }
+DEVICE int wave_key_slice() { return wave_index() / ROW_TILES % KEY_SLICES; }
+DEVICE int wave_depth() { return wave_index() / (ROW_TILES * KEY_SLICES); }
 
 DEVICE void read_queries(const DecodeParams& p, Queries& held, const uint16 SHARED* queries, int virtual_seq, int first_row) {
     if constexpr (!QUERIES_STAGED) {
@@ -182,7 +182,7 @@ struct Output {
 
     static DEVICE void load_values(Operands& to, int unit, const uint16 SHARED* values) {
         int token = unit / (COLUMNS / 16) * 16;
-        int column = thread_index() / WAVE * COLUMNS + unit % (COLUMNS / 16) * 16;
+        int column = wave_index() * COLUMNS + unit % (COLUMNS / 16) * 16;
         load_b_trans(to.values[unit % LOADED], values + token * ROW_STRIDE + column, ROW_STRIDE);
     }
 
@@ -214,7 +214,7 @@ struct Output {
                 UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
                     UNROLL for (int i = 0; i < MMA_ELEMS; i += MMA_VECTOR) {
                         if (row_slot(i) != s) continue;
-                        int column = thread_index() / WAVE * COLUMNS + n * 16 + accum_column(i);
+                        int column = wave_index() * COLUMNS + n * 16 + accum_column(i);
                         float value[MMA_VECTOR];
                         // A row that saw nothing is zero even beside values that are not finite.
                         UNROLL for (int j = 0; j < MMA_VECTOR; j++) {

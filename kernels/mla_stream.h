@@ -182,7 +182,10 @@ struct Loader {
     /// Moves to the next tile.
     DEVICE void advance(const DecodeParams& p, const Part& part) {
         if (!at.more()) return;
-        if (at.advance(p, part)) turn(p);
+        if (at.advance(p, part)) {
+            if (!at.more()) return;  // there is no row of the table to look up
+            turn(p);
+        }
         look_up(p);
     }
 

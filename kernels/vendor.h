@@ -23,6 +23,7 @@ using int64 = long long;
 using uint64 = unsigned long long;
 
 DEVICE int thread_index() { return (int)threadIdx.x; }
+DEVICE int wave_index() { return thread_index() / WAVE; }
 DEVICE int block_index() { return (int)blockIdx.x; }
 DEVICE int grid_blocks() { return (int)gridDim.x; }
 
