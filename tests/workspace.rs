@@ -183,7 +183,7 @@ fn a_first_request_of_no_bytes_works_even_when_locked() {
     let mut workspace = Workspace::new(&device, 1).unwrap();
     workspace.lock();
     assert_eq!(workspace.views(0, &[0, 0]).unwrap(), [0, 0]);
-    assert_eq!(workspace.views(0, &[]).unwrap(), []);
+    assert!(workspace.views(0, &[]).unwrap().is_empty());
     assert!(workspace.buffer(0).is_none());
 }
 

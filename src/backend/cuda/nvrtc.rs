@@ -72,15 +72,27 @@ fn library_name(major: i32) -> String {
 /// Folders that CUDA toolkits, conda and pip put the library into. Those that the system's loader searches come first, as an
 /// empty path.
 fn folders() -> Vec<PathBuf> {
-    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let var = |name| std::env::var_os(name).filter(|value| !value.is_empty());
+    let path = |name| var(name).map(PathBuf::from);
     let mut folders = vec![PathBuf::new()];
-    folders.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(var).map(|root| root.join("lib64")));
-    folders.extend(var("CONDA_PREFIX").map(|root| root.join("lib")));
+    folders.extend(["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(path).map(|root| root.join("lib64")));
+    folders.extend(path("CONDA_PREFIX").map(|root| root.join("lib")));
     folders.push("/usr/local/cuda/lib64".into());
-    for prefix in ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(var) {
+    // Python environments: the active ones, and those whose programs are found.
+    let mut prefixes: Vec<PathBuf> = ["VIRTUAL_ENV", "CONDA_PREFIX"].into_iter().filter_map(path).collect();
+    let programs = var("PATH").unwrap_or_default();
+    prefixes.extend(std::env::split_paths(&programs).filter_map(|bin| bin.parent().map(Path::to_owned)));
+    prefixes.dedup();
+    for prefix in prefixes {
         for python in fs::read_dir(prefix.join("lib")).into_iter().flatten().flatten() {
-            let nvidia = python.path().join("site-packages").join("nvidia");
-            folders.extend(["cu13", "cuda_nvrtc"].map(|package| nvidia.join(package).join("lib")));
+            if python.file_name().to_string_lossy().starts_with("python3") {
+                let packages =
+                    ["site-packages", "dist-packages"].map(|packages| python.path().join(packages).join("nvidia"));
+                let nvidia = packages.into_iter().filter(|folder| folder.is_dir());
+                folders.extend(
+                    nvidia.flat_map(|nvidia| ["cu13", "cuda_nvrtc"].map(|package| nvidia.join(package).join("lib"))),
+                );
+            }
         }
     }
     folders
