@@ -1,0 +1,471 @@
+// Stage 1 of MLA decode for Hopper, query rows as the rows of the products: 64 of them in a block, tiles of 64 tokens.
+//
+// Four warpgroups, each with its own work and its own share of the registers:
+//
+//   loader   one warp keeps a ring of tiles filled, in units of 64 columns
+//   logits   queries in registers x tile, softmax; the weights take the place of the tile's rotary unit, which is then done with
+//   output   two warpgroups: weights x half of the tile's columns each, sums in registers
+//
+// The weights of a tile are handed on once the logits of the next tile are there, so that the output of one tile runs beside
+// the softmax of the next and never delays its logits. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
+
+constexpr int ROWS = 64;
+constexpr int LOADER_REGISTERS = 32;
+constexpr int LOGITS_REGISTERS = 160;
+constexpr int OUTPUT_REGISTERS = 160;
+constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
+#ifndef HELD_UNITS
+#define HELD_UNITS 4  // of a query row in registers; the others are read from shared memory
+#endif
+constexpr int HALF = KV_LORA_RANK / 2;
+static_assert(BLOCK_ROWS == ROWS && THREADS == 512, "one loader, one logits, two output warpgroups");
+static_assert(LOADER_REGISTERS + LOGITS_REGISTERS + 2 * OUTPUT_REGISTERS <= 512, "registers of a quarter of the unit");
+
+constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
+constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
+#ifndef SIGNAL_EARLY
+#define SIGNAL_EARLY 0
+#endif
+
+/// What the logits warpgroup says about a tile.
+struct alignas(16) Note {
+    int flags;  // FIRST, LAST and FINAL
+    int valid;  // tokens of the tile before the end of its piece
+    int seq;
+    int pad;
+    int64 slot;  // of the piece's result, or negative for the output; with LAST
+};
+enum NoteFlags { FIRST = 1, LAST = 2, FINAL = 4 };
+
+/// Shared memory, in bytes from its beginning: a ring of half tiles, one of rotary units, the queries, small things.
+constexpr int HALVES = 2 * STAGES - 1;
+constexpr int ROTARY_AT = HALVES * HALF_BYTES;
+constexpr int QUERY_AT = ROTARY_AT + STAGES * UNIT_BYTES;
+constexpr int RESCALE_AT = QUERY_AT + (LATENT_UNITS + 1 - HELD_UNITS) * UNIT_BYTES;
+constexpr int SCALE_AT = RESCALE_AT + STAGES * ROWS * 4;
+constexpr int NOTE_AT = SCALE_AT + STAGES * ROWS * 4;
+constexpr int HALF_FULL_AT = NOTE_AT + STAGES * (int)sizeof(Note);
+constexpr int HALF_EMPTY_AT = HALF_FULL_AT + HALVES * HALF_UNITS * 8;
+constexpr int ROTARY_FULL_AT = HALF_EMPTY_AT + HALVES * 8;
+constexpr int ROTARY_EMPTY_AT = ROTARY_FULL_AT + STAGES * 8;
+constexpr int READY_AT = ROTARY_EMPTY_AT + STAGES * 8;
+constexpr int SHARED_BYTES = READY_AT + STAGES * 8;
+static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
+#ifdef SPLIT_SHARED_BYTES
+static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
+#endif
+using HalfPlace = Place<HALVES>;
+using TilePlace = Place<STAGES>;
+
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, uint32 base) {
+    Cursor at(p, part);
+    HalfPlace half = {0, 1};
+    TilePlace tile = {0, 1};
+    Box box;
+    box.look_up(p, at);
+    NO_UNROLL while (at.more) {
+        NO_UNROLL for (int column = 0; column < LATENT_UNITS; column += HALF_UNITS) {
+            uint32 full = base + HALF_FULL_AT + half.index * HALF_UNITS * 8;
+            barrier_wait(base + HALF_EMPTY_AT + half.index * 8, half.parity);
+            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+            warp_barrier();
+            box.copy(latent, column, base + half.index * HALF_BYTES, HALF_UNITS, full);
+            half.advance();
+        }
+        if constexpr (ROPE_DIM > 0) {
+            uint32 full = base + ROTARY_FULL_AT + tile.index * 8;
+            barrier_wait(base + ROTARY_EMPTY_AT + tile.index * 8, tile.parity);
+            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            box.copy(rope, 0, base + ROTARY_AT + tile.index * UNIT_BYTES, 1, full);
+        }
+        at.advance(p, part);
+        box.look_up(p, at);
+        tile.advance();
+    }
+}
+
+/// A warp's sixteen query rows: units in registers, the others in shared memory.
+struct Queries {
+    uint32 word[HELD_UNITS][16];
+
+    /// Loads the rows of a virtual sequence; those that do not exist become zeros. Units for registers pass through the
+    /// warp's rows of the first unit in shared memory, where they take the arrangement that the products expect.
+    DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
+        int lane = lane_index();
+        int warp_row = warp_of_group() * 16;
+        unsigned char SHARED* place[4];
+        const uint16 GLOBAL* from[4];
+        bool valid[4];
+        UNROLL for (int i = 0; i < 4; i++) {
+            int local = lane / 8 + i * 4;
+            Row row = row_of(p, virtual_seq, first_row + warp_row + local);
+            valid[i] = row.valid;
+            from[i] = global_pointer<const uint16>(p.q) + lane % 8 * 8;
+            if (row.valid) from[i] += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+            place[i] = shared + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
+        }
+        auto fetch = [&](uint32* to, int unit) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                Word4 raw = {0, 0, 0, 0};
+                if (valid[i]) raw = *(const Word4 GLOBAL*)(from[i] + unit * UNIT_COLUMNS);
+                to[i * 4] = raw.x;
+                to[i * 4 + 1] = raw.y;
+                to[i * 4 + 2] = raw.z;
+                to[i * 4 + 3] = raw.w;
+            }
+        };
+        auto stage = [&](const uint32* raw) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                *(Word4 SHARED*)place[i] = {raw[i * 4], raw[i * 4 + 1], raw[i * 4 + 2], raw[i * 4 + 3]};
+            }
+        };
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fetch(word[unit], unit);
+        uint32 first[16];
+        fetch(first, HELD_UNITS);
+        UNROLL for (int unit = HELD_UNITS + 1; unit < QUERY_UNITS; unit++) {
+            UNROLL for (int i = 0; i < 4; i++) {
+                copy16_async(place[i] + (unit - HELD_UNITS) * UNIT_BYTES, from[i] + unit * UNIT_COLUMNS, valid[i]);
+            }
+        }
+        copy_commit();
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+            stage(word[unit]);
+            warp_barrier();
+            UNROLL for (int step = 0; step < 4; step++) {
+                int row = lane % 16;
+                load_matrix_at(word[unit] + step * 4,
+                               shared_address(shared) + (warp_row + row) * 128 + ((step * 2 + lane / 16) ^ row % 8) * 16);
+            }
+            warp_barrier();
+        }
+        stage(first);
+        copy_wait<0>();
+        publish_to_async();
+    }
+};
+
+/// Softmax of a lane's two rows; the four lanes of a row hold sixteen tokens each.
+struct Softmax {
+    float maximum[2], sum[2];  // the sum is this lane's share
+    int limit[2];              // tokens that the row sees of this piece
+    int begin;                 // first token of this piece
+
+    DEVICE void start(const DecodeParams& p, const Cursor& at, int begin_token, int row) {
+        begin = begin_token;
+        UNROLL for (int r = 0; r < 2; r++) {
+            maximum[r] = NO_MAXIMUM;
+            sum[r] = 0.0f;
+            Row of = row_of(p, at.seq, row + r * 8);
+            int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
+            limit[r] = of.valid ? smaller(visible, at.end) : 0;
+        }
+    }
+
+    /// Turns the logits of the tile at `token` into weights, and says what each row's earlier sums are to be multiplied by.
+    DEVICE void push(const DecodeParams& p, float (&x)[32], int token, float (&factor)[2]) {
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        if (p.softcap != 0.0f) {
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+            float inner = scale * 2.0f / p.softcap;
+            UNROLL for (int i = 0; i < 32; i++) {
+                x[i] = p.softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[i] * inner) + 1.0f));
+            }
+        } else {
+            UNROLL for (int i = 0; i < 32; i++) x[i] *= scale;
+        }
+        if (token + TILE_TOKENS > smaller(limit[0], limit[1]) || token < begin) {
+            UNROLL for (int i = 0; i < 32; i++) {
+                int at = token + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
+                if (at >= limit[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
+            }
+        }
+        UNROLL for (int r = 0; r < 2; r++) {
+            float highest = x[2 * r];
+            UNROLL for (int j = 0; j < 8; j++) {
+                highest = ::maximum(highest, ::maximum(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
+            }
+            highest = lanes_maximum<4>(highest);
+            factor[r] = 1.0f;
+            if (highest > maximum[r] + LAZY_MAX || maximum[r] == NO_MAXIMUM) {
+                float raised = ::maximum(highest, NO_MAXIMUM);
+                factor[r] = exp2(maximum[r] - raised);
+                maximum[r] = raised;
+                sum[r] *= factor[r];
+            }
+            UNROLL for (int j = 0; j < 8; j++) {
+                UNROLL for (int e = 0; e < 2; e++) {
+                    float& value = x[4 * j + 2 * r + e];
+                    value = exp2(value - maximum[r]);
+                    sum[r] += value;
+                }
+            }
+        }
+    }
+
+    /// The row's natural-log LSE; `sum` becomes the whole row's. Emptiness is a sum of zero: a NaN must show.
+    DEVICE float finish(int r) {
+        sum[r] = lanes_sum<4>(sum[r]);
+        return sum[r] == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(sum[r])) * LN_2;
+    }
+};
+
+/// Starts the products of the queries with a tile, unit by unit as they come in.
+DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlace half, TilePlace tile) {
+    products_begin();
+    UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+        if (unit == HALF_UNITS) half.advance();
+        bool rotary = unit == LATENT_UNITS;
+        uint32 full = rotary ? base + ROTARY_FULL_AT + tile.index * 8
+                             : base + HALF_FULL_AT + (half.index * HALF_UNITS + unit % HALF_UNITS) * 8;
+        uint32 keys = rotary ? base + ROTARY_AT + tile.index * UNIT_BYTES
+                             : base + half.index * HALF_BYTES + unit % HALF_UNITS * UNIT_BYTES;
+        barrier_wait(full, rotary ? tile.parity : half.parity);
+        UNROLL for (int step = 0; step < 4; step++) {
+            uint64 b = rows_operand(keys + step * 32);
+            if (unit < HELD_UNITS) {
+                product_64_held(x, q.word[unit % HELD_UNITS] + step * 4, b, unit + step > 0);
+            } else {
+                product_64(x, rows_operand(base + QUERY_AT + (unit - HELD_UNITS) * UNIT_BYTES + step * 32), b, 1);
+            }
+        }
+    }
+    products_commit();
+}
+
+DEVICE void compute_weights(const DecodeParams& p, const Part& part, int first_row, unsigned char SHARED* shared,
+                            uint32 base) {
+    constexpr int NAME = 1;
+    int lane = lane_index();
+    int warp_row = warp_of_group() * 16;
+    int row = warp_row + lane / 4;
+    Cursor at(p, part);
+    int begin = at.seq == part.seq ? part.token : 0;
+    Queries queries;
+    Softmax softmax;
+    HalfPlace half = {0, 0};
+    TilePlace place = {0, 0};
+    bool first = true;
+    int unsaid = -1;  // place of the tile whose weights are not handed on yet
+    NO_UNROLL while (at.more) {
+        if (first) {
+            if (unsaid >= 0 && lane == 0) barrier_arrive(base + READY_AT + unsaid * 8);
+            unsaid = -1;
+            named_barrier(NAME, 128);  // no warp reads queries any more
+            queries.load(p, at.seq, first_row, shared + QUERY_AT);
+            softmax.start(p, at, begin, first_row + row);
+            named_barrier(NAME, 128);
+        }
+        float x[32];
+        start_logits(x, queries, base, half, place);
+        products_wait<0>();
+        if (unsaid >= 0 && lane == 0) barrier_arrive(base + READY_AT + unsaid * 8);
+        float factor[2];
+        softmax.push(p, x, at.token, factor);
+
+        // Weights go where the rotary unit was, once no warp reads it any more.
+        named_barrier(NAME, 128);
+        int matrix_row = lane % 16;
+        uint32 to = base + ROTARY_AT + place.index * UNIT_BYTES + (warp_row + matrix_row) * 128;
+        UNROLL for (int j = 0; j < 8; j += 2) {
+            store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
+                         pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
+        }
+        float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place.index * ROWS;
+        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place.index * ROWS;
+        Note SHARED* note = (Note SHARED*)(shared + NOTE_AT) + place.index;
+        bool last = at.last();
+        UNROLL for (int r = 0; r < 2; r++) {
+            if (lane % 4 == 0) rescale[row + r * 8] = factor[r];
+        }
+        int valid = at.end - at.token;
+        int seq = at.seq;
+        int64 slot = -1;
+        if (last) {
+            Slots slots = slots_of(p, seq, at.end);
+            if (slots.count > 0) slot = slots.begin + at.split;
+            UNROLL for (int r = 0; r < 2; r++) {
+                float lse = softmax.finish(r);
+                if (lane % 4 != 0) continue;
+                scale[row + r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
+                Row of = row_of(p, seq, first_row + row + r * 8);
+                if (!of.valid) continue;
+                if (slot < 0) {
+                    write_lse(p, of, lse);
+                } else {
+                    global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row + r * 8] = lse;
+                }
+            }
+        }
+        at.advance(p, part);
+        if (warp_row == 0 && lane == 0) {
+            note->flags = (first ? FIRST : 0) | (last ? LAST : 0) | (at.more ? 0 : FINAL);
+            note->valid = valid;
+            note->seq = seq;
+            note->slot = slot;
+        }
+        publish_to_async();
+        warp_barrier();
+        if (SIGNAL_EARLY || !at.more) {
+            if (lane == 0) barrier_arrive(base + READY_AT + place.index * 8);
+        } else {
+            unsaid = place.index;
+        }
+        first = last;
+        begin = 0;
+        half.advance(2);
+        place.advance();
+    }
+}
+
+/// Clears the rows of this warpgroup's columns from `valid` on: weights of zero do not undo a NaN.
+DEVICE void clear_rows(unsigned char SHARED* half, int valid) {
+    int thread = thread_index() % 128;
+    NO_UNROLL for (int row = valid + thread / 32; row < TILE_TOKENS; row += 4) {
+        *(Word4 SHARED*)(half + thread % 32 / 8 * UNIT_BYTES + row * 128 + thread % 8 * 16) = {0, 0, 0, 0};
+    }
+    publish_to_async();
+}
+
+/// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
+DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int64 slot, int first_row, int column,
+                         const float (&scale)[2], unsigned char SHARED* staging) {
+    constexpr int ROW_BYTES = HALF * 2;
+    constexpr int WINDOW = 8;  // words of 16 bytes whose order a row's number changes
+    int lane = unhoisted(lane_index());
+    staging += warp_of_group() * 16 * ROW_BYTES;
+    UNROLL for (int i = 0; i < 128; i++) {
+        // A row that saw nothing is zero even beside values that are not finite.
+        float factor = scale[i / 2 % 2];
+        o[i / 64][i % 64] = factor == 0.0f ? 0.0f : o[i / 64][i % 64] * factor;
+    }
+    if (slot < 0) {
+        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+        UNROLL for (int word = 0; word < WINDOW; word += 2) {
+            uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
+            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+                const float* x = o[window / 16] + (window % 16 + word) * 4;
+                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        }
+        warp_barrier();
+        NO_UNROLL for (int r = 0; r < 16; r++) {
+            Row of = row_of(p, seq, first_row + r);
+            if (!of.valid) continue;
+            *(Word4 GLOBAL*)(output_row(p, of) + column + lane * 8) =
+                *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
+        }
+    } else {
+        unsigned char SHARED* to = staging + lane / 4 * ROW_BYTES + lane % 2 * 8;
+        UNROLL for (int part = 0; part < 2; part++) {
+            UNROLL for (int word = 0; word < WINDOW; word += 2) {
+                unsigned char SHARED* at = to + ((word + lane % 4 / 2) ^ lane / 4 % 4 * 2) * 16;
+                UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+                    const float* x = o[part] + (window + word) * 2;
+                    store_pair(at + window * 16, x[0], x[1]);
+                    store_pair(at + window * 16 + 8 * ROW_BYTES, x[2], x[3]);
+                }
+            }
+            warp_barrier();
+            NO_UNROLL for (int r = 0; r < 16; r++) {
+                if (!row_of(p, seq, first_row + r).valid) continue;
+                float GLOBAL* row = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + first_row + r) * KV_LORA_RANK;
+                *(Float4 GLOBAL*)(row + column + part * HALF / 2 + lane * 4) =
+                    *(const Float4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 4 * 2) * 16);
+            }
+            warp_barrier();
+        }
+    }
+    publish_to_async();
+}
+
+DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned char SHARED* shared, uint32 base) {
+    int lane = lane_index();
+    int row = warp_of_group() * 16 + lane / 4;
+    HalfPlace half = {side, 0};
+    TilePlace place = {0, 0};
+    float o[2][64];  // 128 columns each
+    NO_UNROLL while (true) {
+        barrier_wait(base + READY_AT + place.index * 8, place.parity);
+        const Note SHARED* note = (const Note SHARED*)(shared + NOTE_AT) + place.index;
+        int flags = note->flags;
+        if (!(flags & FIRST)) {
+            const float SHARED* rescale = (const float SHARED*)(shared + RESCALE_AT) + place.index * ROWS + row;
+            float factor[2] = {rescale[0], rescale[8]};
+            if (wave_any(factor[0] != 1.0f || factor[1] != 1.0f)) {
+                UNROLL for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
+            }
+        }
+        if (note->valid < TILE_TOKENS) {
+            clear_rows(shared + half.index * HALF_BYTES, note->valid);
+            named_barrier(2 + side, 128);
+        }
+        uint32 weights = base + ROTARY_AT + place.index * UNIT_BYTES;
+        uint32 values = base + half.index * HALF_BYTES;
+        products_begin();
+        UNROLL for (int part = 0; part < 2; part++) {
+            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+                product_128(o[part], rows_operand(weights + step * 32),
+                            columns_operand<UNIT_BYTES>(values + part * 2 * UNIT_BYTES + step * 2048),
+                            step > 0 || !(flags & FIRST));
+            }
+        }
+        products_commit();
+        products_wait<0>();
+
+        if (flags & LAST) {
+            named_barrier(2 + side, 128);  // no warp reads the values any more
+            const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + place.index * ROWS + row;
+            float scale[2] = {scales[0], scales[8]};
+            write_output(p, o, note->seq, note->slot, first_row + warp_of_group() * 16, side * HALF, scale,
+                         shared + half.index * HALF_BYTES);
+        }
+        warp_barrier();
+        if (lane == 0) {
+            barrier_arrive(base + HALF_EMPTY_AT + half.index * 8);
+            barrier_arrive(base + ROTARY_EMPTY_AT + place.index * 8);
+        }
+        if (flags & FINAL) break;
+        half.advance(2);
+        place.advance();
+    }
+}
+
+KERNEL_ONE_BLOCK(THREADS)
+mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
+                 const __grid_constant__ TensorMap rope) {
+    SHARED_MEMORY_1024(shared);
+    uint32 base = shared_address(shared);
+    if (thread_index() == 0) {
+        prefetch_map(latent);
+        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
+        constexpr int GROUP_WARPS = 4;
+        for (int unit = 0; unit < HALVES * HALF_UNITS; unit++) barrier_init(base + HALF_FULL_AT + unit * 8, 1);
+        for (int half = 0; half < HALVES; half++) barrier_init(base + HALF_EMPTY_AT + half * 8, GROUP_WARPS);
+        for (int place = 0; place < STAGES; place++) {
+            barrier_init(base + ROTARY_FULL_AT + place * 8, 1);
+            barrier_init(base + ROTARY_EMPTY_AT + place * 8, 2 * GROUP_WARPS);
+            barrier_init(base + READY_AT + place * 8, GROUP_WARPS);
+        }
+        barrier_publish_init();
+    }
+    grid_dependency_wait();
+    grid_dependency_launch();
+    barrier();
+
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    Part part = find_part(p, block_index() / row_blocks);
+    if (!Cursor(p, part).more) return;
+    int role = warpgroup_index();
+    if (role == 0) {
+        shrink_registers<LOADER_REGISTERS>();
+        if (warp_of_group() == 0) load_tiles(p, part, latent, rope, base);
+    } else if (role == 1) {
+        grow_registers<LOGITS_REGISTERS>();
+        compute_weights(p, part, first_row, shared, base);
+    } else {
+        grow_registers<OUTPUT_REGISTERS>();
+        sum_output(p, role - 2, first_row, shared, base);
+    }
+}
