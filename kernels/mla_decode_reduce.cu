@@ -7,27 +7,35 @@
 constexpr int COLUMNS = TILE_TOKENS;  // stage 2 has no tiles: the constant gives its columns
 constexpr int LANES = COLUMNS / 4;
 constexpr int TEAMS = THREADS / LANES;
-constexpr int IN_FLIGHT = 8;
+constexpr int IN_FLIGHT = 4;
 static_assert(LANES % 32 == 0 && THREADS % LANES == 0, "teams of whole half-waves");
 
-/// Largest value, and sum of exponentials relative to it, of the LSE of a row's splits: in every lane.
-struct Normaliser {
-    float maximum, inverse, lse;
+/// Splits merged so far: four columns of their weighted sum, with weights relative to `maximum`.
+struct Merged {
+    float maximum, weight;
+    Float4 sum;
 
-    DEVICE void find(const float GLOBAL* lse_of, int count, int stride) {
-        maximum = NEGATIVE_INFINITY;
-        float sum = 0.0f;
-        int lane = thread_index() % 32;
-        for (int s = lane; s < count; s += 32) maximum = ::maximum(maximum, lse_of[(int64)s * stride]);
-        maximum = lanes_maximum<32>(maximum);
-        if (maximum == NEGATIVE_INFINITY) maximum = 0.0f;  // every split is empty, or NaN
-        for (int s = lane; s < count; s += 32) sum += weight(lse_of[(int64)s * stride]);
-        sum = lanes_sum<32>(sum);
-        inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        lse = sum == 0.0f ? NEGATIVE_INFINITY : maximum + log2(sum) * LN_2;
+    DEVICE void rescale(float raised) {
+        // Both are -inf as long as every split was empty.
+        float factor = maximum == raised ? 1.0f : exp2((maximum - raised) * LOG2_E);
+        maximum = raised;
+        weight *= factor;
+        sum = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
     }
 
-    DEVICE float weight(float split_lse) const { return exp2((split_lse - maximum) * LOG2_E); }
+    /// Adds values whose weight is `factor` already.
+    DEVICE void add(float factor, float its_weight, const Float4& value) {
+        weight += factor * its_weight;
+        sum.x += factor * value.x;
+        sum.y += factor * value.y;
+        sum.z += factor * value.z;
+        sum.w += factor * value.w;
+    }
+
+    /// Weight of values relative to `its_maximum`; 0 for an empty split.
+    DEVICE float factor_of(float its_maximum) const {
+        return its_maximum == NEGATIVE_INFINITY ? 0.0f : exp2((its_maximum - maximum) * LOG2_E);
+    }
 };
 
 DEVICE void write_columns(const DecodeParams& p, const Row& row, int column, const Float4& value) {
@@ -35,7 +43,7 @@ DEVICE void write_columns(const DecodeParams& p, const Row& row, int column, con
 }
 
 KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
-    SHARED_ARRAY(Float4, team_sum, THREADS);
+    SHARED_ARRAY(Merged, team_merged, THREADS);
     grid_dependency_wait();
     grid_dependency_launch();
 
@@ -43,15 +51,15 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int block = block_index() / column_blocks;
     int virtual_seq = block / row_blocks;
-    int first_row = block % row_blocks * BLOCK_ROWS;
+    int first_row = (block - virtual_seq * row_blocks) * BLOCK_ROWS;
     int end_row = smaller(first_row + BLOCK_ROWS, group_rows(p));
     int lane = thread_index() % LANES;
     int team = thread_index() / LANES;
-    int column = block_index() % column_blocks * COLUMNS + lane * 4;
+    int column = (block_index() - block * column_blocks) * COLUMNS + lane * 4;
     bool writes_lse = column == 0;
 
-    int tokens = extent(p, virtual_seq);
-    if (tokens == 0) {
+    Slots slots = slots_of(p, virtual_seq);
+    if (extent(p, virtual_seq) == 0) {
         for (int r = first_row + team; r < end_row; r += TEAMS) {
             Row row = row_of(p, virtual_seq, r);
             if (!row.valid || column >= p.kv_lora_rank) continue;
@@ -60,7 +68,6 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
         }
         return;
     }
-    Slots slots = slots_of(p, virtual_seq, tokens);
     if (slots.count == 0) return;
 
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
@@ -71,47 +78,50 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
     for (int r = first_row; r < end_row; r += TEAMS / share) {
         int at = r + team / share;
         bool inside = at < end_row && column < p.kv_lora_rank;
-        const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + slots.begin * rows + smaller(at, end_row - 1);
-        const float GLOBAL* out_of = global_pointer<const float>(p.partial_out) +
-                                     (slots.begin * rows + smaller(at, end_row - 1)) * p.kv_lora_rank + (inside ? column : 0);
-        Normaliser normal;
-        normal.find(lse_of, slots.count, (int)rows);
-        Float4 sum = {0.0f, 0.0f, 0.0f, 0.0f};
+        int64 first_slot_row = slots.begin * rows + smaller(at, end_row - 1);
+        const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
+        const float GLOBAL* out_of =
+            global_pointer<const float>(p.partial_out) + first_slot_row * p.kv_lora_rank + (inside ? column : 0);
+        Merged merged = {NEGATIVE_INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
         NO_UNROLL for (int first = team % share; first < slots.count; first += share * IN_FLIGHT) {
             Float4 part[IN_FLIGHT];
-            float weight[IN_FLIGHT];
+            float lse[IN_FLIGHT];
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                int64 split = smaller(first + j * share, slots.count - 1);
-                part[j] = *(const Float4 GLOBAL*)(out_of + split * rows * p.kv_lora_rank);
-                weight[j] = lse_of[split * rows];
+                int64 offset = (first + j * share) * rows;
+                part[j] = {0.0f, 0.0f, 0.0f, 0.0f};
+                lse[j] = NEGATIVE_INFINITY;
+                if (first + j * share < slots.count) {
+                    part[j] = *(const Float4 GLOBAL*)(out_of + offset * p.kv_lora_rank);
+                    lse[j] = lse_of[offset];
+                }
             }
+            float largest = merged.maximum;
+            UNROLL for (int j = 0; j < IN_FLIGHT; j++) largest = maximum(largest, lse[j]);
+            merged.rescale(largest);
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                float w = first + j * share < slots.count ? normal.weight(weight[j]) : 0.0f;
-                if (w == 0.0f) continue;
-                sum.x += w * part[j].x;
-                sum.y += w * part[j].y;
-                sum.z += w * part[j].z;
-                sum.w += w * part[j].w;
+                float factor = merged.factor_of(lse[j]);
+                merged.add(factor, 1.0f, part[j]);
             }
         }
         if (share > 1) {
-            team_sum[thread_index()] = sum;
+            team_merged[thread_index()] = merged;
             barrier();
             if (team % share == 0) {
                 for (int other = 1; other < share; other++) {
-                    Float4 more = team_sum[thread_index() + other * LANES];
-                    sum.x += more.x;
-                    sum.y += more.y;
-                    sum.z += more.z;
-                    sum.w += more.w;
+                    Merged more = team_merged[thread_index() + other * LANES];
+                    merged.rescale(maximum(merged.maximum, more.maximum));
+                    merged.add(merged.factor_of(more.maximum), more.weight, more.sum);
                 }
             }
             barrier();
         }
         Row row = row_of(p, virtual_seq, at);
         if (team % share != 0 || !inside || !row.valid) continue;
-        float inverse = normal.inverse;
+        float inverse = merged.weight == 0.0f ? 0.0f : 1.0f / merged.weight;
+        Float4 sum = merged.sum;
         write_columns(p, row, column, {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
-        if (writes_lse) write_lse(p, row, normal.lse);
+        if (writes_lse) {
+            write_lse(p, row, merged.weight == 0.0f ? NEGATIVE_INFINITY : merged.maximum + log2(merged.weight) * LN_2);
+        }
     }
 }

@@ -1,7 +1,7 @@
 // Stage 1 of MLA decode: attention of BLOCK_ROWS query rows over the tiles of one part of the schedule.
 //
-// Tiles stream through a ring in shared memory. Step i computes the logits of tile i + 1 and the output of tile i between
-// two barriers, so matrix work of both overlaps, then the softmax of tile i + 1 while loads run:
+// Tiles stream through a ring in shared memory. Step i turns the logits of tile i into weights; then, between two barriers,
+// the logits of tile i + 1 and the output of tile i are computed in turns, so that neither waits for its own results:
 //
 //   logits    wave (row tile, key tile, depth slice): 16 rows x KEYS keys over every DEPTH-th 16-wide step of the row,
 //             queries in registers; the slices' sums meet in `scores`
@@ -36,17 +36,18 @@ constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0,
 // Shared memory, as `split_shared_bytes` of src/kernel/select.rs counts it. Rows are padded by 16 bytes against bank conflicts.
 constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
 constexpr int ROW_STRIDE = WIDTH + 8;
-constexpr int SCORE_STRIDE = TILE_TOKENS + 8;
+constexpr int SCORE_STRIDE = TILE_TOKENS + SCORE_PAD;
 constexpr int TILE_ELEMS = TILE_TOKENS * ROW_STRIDE;
 constexpr int TILES = FP8 ? 2 : STAGES;             // tiles of Q_DTYPE
 constexpr int RAW_BYTES = TILE_TOKENS * WIDTH;      // a tile of a quantised cache as it is loaded
 constexpr int RAW_TILES = FP8 ? STAGES : 0;
-constexpr int QUERY_BYTES = BLOCK_ROWS * ROW_STRIDE * 2;
+constexpr int QUERY_BYTES = QUERIES_STAGED ? BLOCK_ROWS * ROW_STRIDE * 2 : 0;
 constexpr int TILES_BYTES = TILES * TILE_ELEMS * 2;
 constexpr int SCORES_BYTES = DEPTH * BLOCK_ROWS * SCORE_STRIDE * 4;
-constexpr int WEIGHTS_BYTES = BLOCK_ROWS * SCORE_STRIDE * 2;
+constexpr int WEIGHTS_ELEMS = BLOCK_ROWS * SCORE_STRIDE;
+constexpr int WEIGHTS_BYTES = 2 * WEIGHTS_ELEMS * 2;  // of two tiles
 constexpr int SHARED_BYTES =
-    QUERY_BYTES + TILES_BYTES + RAW_TILES * RAW_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4;
+    QUERY_BYTES + TILES_BYTES + RAW_TILES * RAW_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4 + 16;
 static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
@@ -64,7 +65,7 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
         return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
     }
     int seq = item / p.num_kv_splits;
-    int split = item % p.num_kv_splits;
+    int split = item - seq * p.num_kv_splits;
     int tokens = extent(p, seq);
     int64 begin = (int64)split_length(p, tokens) * split;
     int64 end = begin + split_length(p, tokens);
@@ -72,89 +73,126 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
     return {seq, (int)begin, seq, end < tokens ? (int)end : tokens, split};
 }
 
-/// A position in the stream of tiles of a part: the tile at `token` of `seq`, whose piece ends at `end`.
+/// A position in the stream of tiles of a part: the tile at `token` of `seq`, whose piece ends at `end`; past the last tile
+/// `end` is 0.
 struct Cursor {
-    int seq, token, end, split;
-    bool more;
+    int seq, token, end;
+
+    DEVICE bool more() const { return end > 0; }
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
     DEVICE void settle(const DecodeParams& p, const Part& part) {
-        more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
             end = extent(p, seq);
             if (seq == part.end_seq) end = smaller(end, part.end_token);
-            more = token < end;
-            if (more) break;
+            if (token < end) return;
             seq++;
             token = 0;
-            split = 0;
         }
+        end = 0;
     }
 
-    /// Moves to the next tile.
-    DEVICE void advance(const DecodeParams& p, const Part& part) {
+    /// Moves to the next tile; true if it is of another sequence, or there is none.
+    DEVICE bool advance(const DecodeParams& p, const Part& part) {
         token += TILE_TOKENS;
-        if (token < end) return;
+        if (!unlikely(token >= end)) return false;
         seq++;
         token = 0;
-        split = 0;
         settle(p, part);
+        return true;
     }
 };
+
+/// Slot of the block's piece of a sequence, or -1 if it is the sequence's only one.
+DEVICE int64 slot_of(const DecodeParams& p, const Part& part, int seq) {
+    Slots slots = slots_of(p, seq);
+    return slots.count == 0 ? -1 : slots.begin + (seq == part.seq ? part.split : 0);
+}
 
 /// Loads tiles of the cache: every thread copies the same 16-byte words of the same tile rows each time.
 struct Loader {
     static constexpr int ELEM = bytes_of(KV_DTYPE);
     static constexpr int LATENT_WORDS = KV_LORA_RANK * ELEM / 16;
     static constexpr int ROPE_WORDS = ROPE_DIM * ELEM / 16;
-    static constexpr int LANES = FP8 ? 4 : 8;
+    static constexpr int LANES = 8;
     static constexpr int ROWS = THREADS / LANES;
     static constexpr int PASSES = divide_up(TILE_TOKENS, ROWS);
+    static constexpr int ROW_COPIES = LATENT_WORDS / LANES + divide_up(ROPE_WORDS, LANES);
+    static constexpr int COPIES = PASSES * ROW_COPIES;
+    static_assert(LATENT_WORDS % LANES == 0, "lanes divide the latent part");
 
     Cursor at;
-    int page[PASSES];   // of this thread's rows of the tile at the cursor, or -1 for rows that are not to be read
-    int entry[PASSES];  // within the page
+    const int GLOBAL* table;  // the sequence's row
+    int page_shift;           // of a page size that is a power of two, else -1
+    int page[PASSES];         // of this thread's rows of the tile at the cursor; -1 past the table
+    int entry[PASSES];        // within the page
 
+    DEVICE void start(const DecodeParams& p, const Cursor& first) {
+        at = first;
+        page_shift = -1;
+        if ((p.page_size & (p.page_size - 1)) == 0) page_shift = highest_bit(p.page_size);
+        turn(p);
+        look_up(p);
+    }
+
+    /// Turns to the cursor's sequence.
+    DEVICE void turn(const DecodeParams& p) {
+        table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+    }
+
+    /// Looks up the pages of the tile at the cursor, well before they are needed.
     DEVICE void look_up(const DecodeParams& p) {
-        int row = thread_index() / LANES;
-        const int GLOBAL* table = global_pointer<const int>(p.block_table) + at.seq / num_groups(p) * p.table_stride;
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int token = at.token + row + i * ROWS;
-            bool inside = at.more && token < at.end && row + i * ROWS < TILE_TOKENS;
-            page[i] = inside ? table[token / p.page_size] : -1;
-            entry[i] = token % p.page_size;
+            int token = at.token + thread_index() / LANES + i * ROWS;
+            int column = page_shift >= 0 ? token >> page_shift : token / p.page_size;
+            entry[i] = token - column * p.page_size;
+            page[i] = column < p.table_width ? table[column] : -1;
         }
     }
 
-    /// Starts loading the tile at the cursor and moves on. Rows past the piece become zeros: what lies in unused cache slots,
-    /// NaN included, is never read.
-    template <typename Place>
-    DEVICE void load(const DecodeParams& p, const Part& part, Place place) {
-        int row = thread_index() / LANES;
+    /// This thread's rows of the tile that is being loaded.
+    struct Rows {
+        const uint8 GLOBAL* latent[PASSES];
+        const uint8 GLOBAL* rope[PASSES];
+        bool valid[PASSES];
+    };
+
+    /// Rows past the piece's end are not valid and become zeros: what lies in unused cache slots, NaN included, is never read.
+    DEVICE Rows rows(const DecodeParams& p) const {
+        Rows rows;
         int lane = thread_index() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int tile_row = row + i * ROWS;
-            if (ROWS * PASSES != TILE_TOKENS && tile_row >= TILE_TOKENS) break;
-            bool valid = page[i] >= 0 && page[i] < p.num_pages;
-            int64 index = valid ? page[i] : 0;
-            const uint8 GLOBAL* latent =
-                global_pointer<const uint8>(p.kv) + (index * p.kv_stride_page + entry[i] * p.kv_stride_token) * ELEM;
-            UNROLL for (int word = 0; word < LATENT_WORDS; word += LANES) {
-                copy16_async(place(tile_row, word + lane), latent + (word + lane) * 16, valid);
-            }
-            if constexpr (ROPE_WORDS > 0) {
-                const uint8 GLOBAL* rope = global_pointer<const uint8>(p.k_rope) +
-                                           (index * p.rope_stride_page + entry[i] * p.rope_stride_token) * ELEM;
-                UNROLL for (int word = 0; word < ROPE_WORDS; word += LANES) {
-                    if (ROPE_WORDS % LANES != 0 && word + lane >= ROPE_WORDS) break;
-                    copy16_async(place(tile_row, LATENT_WORDS + word + lane), rope + (word + lane) * 16, valid);
-                }
-            }
+            int token = at.token + thread_index() / LANES + i * ROWS;
+            rows.valid[i] = token < at.end && page[i] >= 0 && page[i] < p.num_pages;
+            int64 index = rows.valid[i] ? page[i] : 0;
+            rows.latent[i] = global_pointer<const uint8>(p.kv) + lane * 16 +
+                             (index * p.kv_stride_page + entry[i] * p.kv_stride_token) * ELEM;
+            rows.rope[i] = global_pointer<const uint8>(p.k_rope) + lane * 16 +
+                           (index * p.rope_stride_page + entry[i] * p.rope_stride_token) * ELEM;
         }
-        if (at.more) {
-            at.advance(p, part);
-            look_up(p);
+        return rows;
+    }
+
+    /// Starts one of COPIES copies; `place` gives the address of a word of a row of the tile.
+    template <typename Place>
+    DEVICE static void copy(const Rows& rows, int c, Place place) {
+        int pass = c / ROW_COPIES;
+        int first = c % ROW_COPIES * LANES;
+        int row = thread_index() / LANES + pass * ROWS;
+        int lane = thread_index() % LANES;
+        if (ROWS * PASSES != TILE_TOKENS && row >= TILE_TOKENS) return;
+        if (first < LATENT_WORDS) {
+            copy16_async(place(row, first + lane), rows.latent[pass] + first * 16, rows.valid[pass]);
+        } else if (ROPE_WORDS % LANES == 0 || first + lane < LATENT_WORDS + ROPE_WORDS) {
+            copy16_async(place(row, first + lane), rows.rope[pass] + (first - LATENT_WORDS) * 16, rows.valid[pass]);
         }
+    }
+
+    /// Moves to the next tile.
+    DEVICE void advance(const DecodeParams& p, const Part& part) {
+        if (!at.more()) return;
+        if (at.advance(p, part)) turn(p);
+        look_up(p);
     }
 
     /// Widens the words that this thread loaded itself.
@@ -180,14 +218,20 @@ struct Loader {
     }
 };
 
+/// First element of a query row; of some row that is there if this one is not.
+DEVICE const uint16 GLOBAL* query_row(const DecodeParams& p, const Row& at) {
+    const uint16 GLOBAL* q = global_pointer<const uint16>(p.q);
+    return at.valid ? q + at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head : q;
+}
+
 /// Loads the block's query rows of a virtual sequence; rows that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, uint16 SHARED* queries, int virtual_seq, int first_row) {
+    if constexpr (!QUERIES_STAGED) return;
     constexpr int LANES = 8;
     constexpr int WORDS = WIDTH / 8;
     NO_UNROLL for (int row = thread_index() / LANES; row < BLOCK_ROWS; row += THREADS / LANES) {
         Row at = row_of(p, virtual_seq, first_row + row);
-        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q);
-        if (at.valid) from += at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
+        const uint16 GLOBAL* from = query_row(p, at);
         for (int word = thread_index() % LANES; word < WORDS; word += LANES) {
             copy16_async(queries + row * ROW_STRIDE + word * 8, from + word * 8, at.valid);
         }
@@ -206,7 +250,17 @@ DEVICE int wave_row_tile() { return thread_index() / WAVE % ROW_TILES; }
 DEVICE int wave_key_slice() { return thread_index() / WAVE / ROW_TILES % KEY_SLICES; }
 DEVICE int wave_depth() { return thread_index() / WAVE / (ROW_TILES * KEY_SLICES); }
 
-DEVICE void read_queries(Queries& held, const uint16 SHARED* queries) {
+DEVICE void read_queries(const DecodeParams& p, Queries& held, const uint16 SHARED* queries, int virtual_seq, int first_row) {
+    if constexpr (!QUERIES_STAGED) {
+        static_assert(HELD_STEPS == WAVE_STEPS || QUERIES_STAGED, "registers hold all queries");
+        Row at = row_of(p, virtual_seq, first_row + wave_row_tile() * 16 + frag_a_row());
+        const uint16 GLOBAL* row = query_row(p, at) + wave_depth() * 16;
+        UNROLL for (int j = 0; j < HELD_STEPS; j++) {
+            if (STEPS % DEPTH != 0 && wave_depth() + j * DEPTH >= STEPS) break;
+            load_a_row(held.step[j], at.valid ? row + j * DEPTH * 16 : nullptr);
+        }
+        return;
+    }
     queries += wave_row_tile() * 16 * ROW_STRIDE + wave_depth() * 16;
     UNROLL for (int j = 0; j < HELD_STEPS; j++) {
         if (STEPS % DEPTH != 0 && wave_depth() + j * DEPTH >= STEPS) break;
@@ -214,28 +268,47 @@ DEVICE void read_queries(Queries& held, const uint16 SHARED* queries) {
     }
 }
 
-/// Stores this wave's share of the logits of a tile.
-DEVICE void logits(const Queries& held, const uint16 SHARED* queries, const uint16 SHARED* tile, float SHARED* scores) {
-    queries += wave_row_tile() * 16 * ROW_STRIDE + wave_depth() * 16;
-    tile += wave_key_slice() * KEYS * ROW_STRIDE + wave_depth() * 16;
-    scores += (wave_depth() * BLOCK_ROWS + wave_row_tile() * 16) * SCORE_STRIDE + wave_key_slice() * KEYS;
-    Accum sum[KEYS / 16] = {};
-    UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
-        if (STEPS % DEPTH != 0 && wave_depth() + j * DEPTH >= STEPS) break;
+/// This wave's share of the logits of a tile.
+struct Logits {
+    // Chains of accumulators, so that a step need not wait for the one before.
+    static constexpr int CHAINS = KEYS == 16 ? 2 : 1;
+    Accum sum[CHAINS][KEYS / 16];
+
+    /// What step `j` multiplies; loaded one step ahead.
+    struct Operands {
         FragA a;
-        if (j < HELD_STEPS) {
-            a = held.step[j];
-        } else {
-            load_a(a, queries + j * DEPTH * 16, ROW_STRIDE);
-        }
+        FragB b[KEYS / 16];
+    };
+
+    static DEVICE bool has_step(int j) { return STEPS % DEPTH == 0 || wave_depth() + j * DEPTH < STEPS; }
+
+    static DEVICE void load(Operands& to, int j, const uint16 SHARED* queries, const uint16 SHARED* tile) {
+        if (!has_step(j)) return;
+        queries += wave_row_tile() * 16 * ROW_STRIDE + wave_depth() * 16;
+        tile += wave_key_slice() * KEYS * ROW_STRIDE + wave_depth() * 16;
+        if (j >= HELD_STEPS) load_a(to.a, queries + j * DEPTH * 16, ROW_STRIDE);
         UNROLL for (int n = 0; n < KEYS / 16; n++) {
-            FragB b;
-            load_b(b, tile + n * 16 * ROW_STRIDE + j * DEPTH * 16, ROW_STRIDE);
-            mma<Q_IS_BF16>(sum[n], a, b);
+            load_b(to.b[n], tile + n * 16 * ROW_STRIDE + j * DEPTH * 16, ROW_STRIDE);
         }
     }
-    UNROLL for (int n = 0; n < KEYS / 16; n++) store_accum(sum[n], scores + n * 16, SCORE_STRIDE);
-}
+
+    DEVICE void push(int j, const Operands& operands, const Queries& held) {
+        if (!has_step(j)) return;
+        UNROLL for (int n = 0; n < KEYS / 16; n++) {
+            mma<Q_IS_BF16>(sum[j % CHAINS][n], j < HELD_STEPS ? held.step[j < HELD_STEPS ? j : 0] : operands.a, operands.b[n]);
+        }
+    }
+
+    DEVICE void store(float SHARED* scores) {
+        scores += (wave_depth() * BLOCK_ROWS + wave_row_tile() * 16) * SCORE_STRIDE + wave_key_slice() * KEYS;
+        UNROLL for (int n = 0; n < KEYS / 16; n++) {
+            UNROLL for (int chain = 1; chain < CHAINS; chain++) {
+                UNROLL for (int i = 0; i < MMA_ELEMS; i++) sum[0][n].value[i] += sum[chain][n].value[i];
+            }
+            store_accum(sum[0][n], scores + n * 16, SCORE_STRIDE);
+        }
+    }
+};
 
 /// Softmax of one row by ROW_LANES neighbouring lanes.
 struct Softmax {
@@ -250,24 +323,26 @@ struct Softmax {
         limit = of.valid ? smaller(visible, at.end) : 0;
     }
 
+    static DEVICE void read(float (&x)[LANE_KEYS], const float SHARED* scores) {
+        scores += thread_index() / ROW_LANES * SCORE_STRIDE + thread_index() % ROW_LANES * LANE_KEYS;
+        UNROLL for (int d = 0; d < DEPTH; d++) read_floats<LANE_KEYS>(x, scores + d * BLOCK_ROWS * SCORE_STRIDE);
+    }
+
     /// Turns the logits of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
-    DEVICE float push(const DecodeParams& p, const float SHARED* scores, uint16 SHARED* weights, int token) {
+    DEVICE float push(const DecodeParams& p, float (&x)[LANE_KEYS], uint16 SHARED* weights, int token) {
         int row = thread_index() / ROW_LANES;
         int key = thread_index() % ROW_LANES * LANE_KEYS;
-        float x[LANE_KEYS] = {};
-        UNROLL for (int d = 0; d < DEPTH; d++) {
-            read_floats<LANE_KEYS>(x, scores + (d * BLOCK_ROWS + row) * SCORE_STRIDE + key);
-        }
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
+        if (unlikely(p.softcap != 0.0f)) {
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+            UNROLL for (int j = 0; j < LANE_KEYS; j++) {
+                float power = exp2(x[j] * (2.0f / p.softcap));
+                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
+            }
+        }
         float highest = NEGATIVE_INFINITY;
         UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-            if (p.softcap != 0.0f) {
-                // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-                float power = exp2(x[j] * scale * 2.0f / p.softcap);
-                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
-            } else {
-                x[j] *= scale;
-            }
             if (token + key + j >= limit) x[j] = NEGATIVE_INFINITY;
             highest = ::maximum(highest, x[j]);
         }
@@ -287,10 +362,20 @@ struct Softmax {
         return factor;
     }
 
-    /// The row's natural-log LSE; `sum` becomes the whole row's. Emptiness is a sum of zero: a NaN must show.
-    DEVICE float finish() {
+    /// Writes the row's LSE, to `slot` or, if that is negative, to the result, and what its output is to be multiplied by.
+    /// Emptiness is a sum of zero: a NaN must show.
+    DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot, float SHARED* scale) {
         sum = lanes_sum<ROW_LANES>(sum);
-        return sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+        if (thread_index() % ROW_LANES != 0) return;
+        *scale = sum == 0.0f ? 0.0f : p.kv_scale / sum;
+        float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+        Row of = row_of(p, virtual_seq, row);
+        if (!of.valid) return;
+        if (slot < 0) {
+            write_lse(p, of, lse);
+        } else {
+            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
+        }
     }
 };
 
@@ -298,31 +383,48 @@ struct Softmax {
 struct Output {
     Accum tile[ROW_TILES][COLUMNS / 16];
 
-    DEVICE void push(const uint16 SHARED* weights, const uint16 SHARED* values, const float SHARED* rescale) {
+    // Products that a tile takes: 16 tokens times 16 columns, for all rows. The last of them are left to the next step, where
+    // they fill the time that its softmax waits; not while its tile is widened into.
+    static constexpr int UNITS = KEY_TILES * (COLUMNS / 16);
+    static constexpr int DEFERRED = FP8 ? 0 : UNITS / 2;
+    static constexpr int AT_ONCE = UNITS - DEFERRED;
+
+    DEVICE void rescale(const float SHARED* factors) {
         UNROLL for (int m = 0; m < ROW_TILES; m++) {
             float factor[ROW_SLOTS];
-            bool any = false;
-            UNROLL for (int s = 0; s < ROW_SLOTS; s++) {
-                factor[s] = rescale[m * 16 + accum_row(row_slot_element[s])];
-                any |= factor[s] != 1.0f;
-            }
-            if (!wave_any(any)) continue;
+            UNROLL for (int s = 0; s < ROW_SLOTS; s++) factor[s] = factors[m * 16 + accum_row(row_slot_element[s])];
             UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
                 UNROLL for (int i = 0; i < MMA_ELEMS; i++) tile[m][n].value[i] *= factor[row_slot(i)];
             }
         }
-        values += thread_index() / WAVE * COLUMNS;
-        UNROLL for (int k = 0; k < KEY_TILES; k++) {
-            FragA a[ROW_TILES];
+    }
+
+    /// What units multiply: weights of 16 tokens, and values, which are loaded one unit ahead unless registers are short.
+    static constexpr int LOADED = ROW_TILES > 2 ? 1 : 2;
+    struct Operands {
+        FragA weights[ROW_TILES];
+        FragB values[LOADED];
+    };
+
+    static DEVICE void load_values(Operands& to, int unit, const uint16 SHARED* values) {
+        int token = unit / (COLUMNS / 16) * 16;
+        int column = thread_index() / WAVE * COLUMNS + unit % (COLUMNS / 16) * 16;
+        load_b_trans(to.values[unit % LOADED], values + token * ROW_STRIDE + column, ROW_STRIDE);
+    }
+
+    /// Adds one of UNITS products, in order.
+    DEVICE void push(int unit, Operands& operands, const uint16 SHARED* weights, const uint16 SHARED* values) {
+        int n = unit % (COLUMNS / 16);
+        if (n == 0 || unit == AT_ONCE) {
             UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                load_a(a[m], weights + m * 16 * SCORE_STRIDE + k * 16, SCORE_STRIDE);
-            }
-            UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
-                FragB b;
-                load_b_trans(b, values + k * 16 * ROW_STRIDE + n * 16, ROW_STRIDE);
-                UNROLL for (int m = 0; m < ROW_TILES; m++) mma<Q_IS_BF16>(tile[m][n], a[m], b);
+                load_a(operands.weights[m], weights + m * 16 * SCORE_STRIDE + unit / (COLUMNS / 16) * 16, SCORE_STRIDE);
             }
         }
+        if (LOADED > 1 && unit + 1 < UNITS) load_values(operands, unit + 1, values);
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            mma<Q_IS_BF16>(tile[m][n], operands.weights[m], operands.values[unit % LOADED]);
+        }
+        if (LOADED == 1 && unit + 1 < UNITS) load_values(operands, unit + 1, values);
     }
 
     /// Writes the piece's result, to `slot` or, if that is negative, to the output, and starts afresh.
@@ -354,7 +456,13 @@ struct Output {
                 }
             }
         }
-        *this = {};
+        clear();
+    }
+
+    DEVICE void clear() {
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int n = 0; n < COLUMNS / 16; n++) tile[m][n] = {};
+        }
     }
 };
 
@@ -364,9 +472,10 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     uint16 SHARED* tiles = (uint16 SHARED*)(shared + QUERY_BYTES);
     uint8 SHARED* raw = shared + QUERY_BYTES + TILES_BYTES;
     float SHARED* scores = (float SHARED*)(raw + RAW_TILES * RAW_BYTES);
-    uint16 SHARED* weights = (uint16 SHARED*)((uint8 SHARED*)scores + SCORES_BYTES);
-    float SHARED* rescale = (float SHARED*)((uint8 SHARED*)weights + WEIGHTS_BYTES);  // of each row's earlier sums
+    uint16 SHARED* all_weights = (uint16 SHARED*)((uint8 SHARED*)scores + SCORES_BYTES);
+    float SHARED* rescale = (float SHARED*)((uint8 SHARED*)all_weights + WEIGHTS_BYTES);  // of each row's earlier sums
     float SHARED* scale = rescale + BLOCK_ROWS;                                       // of each row's result
+    int64 SHARED* slot = (int64 SHARED*)(scale + BLOCK_ROWS);                         // of the sequence's result
 
     grid_dependency_wait();
     grid_dependency_launch();
@@ -374,100 +483,141 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
-    Cursor at = {part.seq, part.token, 0, part.split, false};
-    at.settle(p, part);
-    if (!at.more) return;
-
-    // The tile that is loaded into; a quantised one waits in `raw` until it is widened into one of two.
-    int load_stage = 0;
+    // The first pages are looked up while the length is on its way; most often they are the right ones.
+    Cursor at = {part.seq, part.token, 0};
     Loader loader;
+    loader.start(p, at);
+    at.settle(p, part);
+    if (!at.more()) return;
+    if (at.seq != part.seq) loader.start(p, at);
     loader.at = at;
-    loader.look_up(p);
-    auto load_tile = [&] {
-        if constexpr (FP8) {
-            uint8 SHARED* to = raw + load_stage * RAW_BYTES;
-            loader.load(p, part, [&](int row, int word) { return to + row * WIDTH + word * 16; });
-        } else {
-            uint16 SHARED* to = tiles + load_stage * TILE_ELEMS;
-            loader.load(p, part, [&](int row, int word) { return to + row * ROW_STRIDE + word * 8; });
-        }
+
+    // The stage that is loaded into; a quantised tile waits there until it is widened into one of two tiles.
+    int load_stage = 0;
+    auto place = [&](int row, int word) -> void SHARED* {
+        if constexpr (FP8) return raw + load_stage * RAW_BYTES + row * WIDTH + word * 16;
+        return tiles + load_stage * TILE_ELEMS + row * ROW_STRIDE + word * 8;
+    };
+    auto next_stage = [&] {
         copy_commit();
         load_stage = load_stage + 1 == STAGES ? 0 : load_stage + 1;
+        loader.advance(p, part);
+    };
+    auto load_tile = [&] {
+        if (loader.at.more()) {
+            Loader::Rows rows = loader.rows(p);
+            UNROLL for (int c = 0; c < Loader::COPIES; c++) Loader::copy(rows, c, place);
+        }
+        next_stage();
+    };
+    auto widen_tile = [&](uint16 SHARED* to) {
+        // The oldest tile in `raw` lies where the next one will be loaded.
+        if constexpr (FP8) Loader::widen(raw + load_stage * RAW_BYTES, to);
     };
     int tile = 0;  // the one at `at`
-    auto next_tile = [&] { return tile + 1 == TILES ? 0 : tile + 1; };
-    auto widen_tile = [&](int to) {
-        // The oldest tile in `raw` lies where the next one is loaded.
-        if constexpr (FP8) Loader::widen(raw + load_stage * RAW_BYTES, tiles + to * TILE_ELEMS);
-    };
+    auto tile_after = [&] { return tile + 1 == TILES ? 0 : tile + 1; };
+    auto tile_before = [&] { return tile == 0 ? TILES - 1 : tile - 1; };
+    int parity = 0;         // which weights are this tile's
+    bool deferred = false;  // whether the tile before has products left to do
 
-    constexpr int AHEAD = FP8 ? STAGES : STAGES - 1;  // tiles under way when one is waited for
+    constexpr int AHEAD = FP8 ? STAGES : STAGES - 1;  // tiles that are loading when the first is waited for
     load_queries(p, queries, at.seq, first_row);
-    for (int i = 0; i < AHEAD; i++) load_tile();
+    NO_UNROLL for (int i = 0; i < AHEAD; i++) load_tile();
+    int row = thread_index() / ROW_LANES;
+    Softmax softmax;
+    softmax.start(p, at, first_row + row);
+    if (thread_index() == 0) *slot = slot_of(p, part, at.seq);
     copy_wait<AHEAD - 1>();
     if constexpr (FP8) {
-        widen_tile(0);
+        widen_tile(tiles);
         load_tile();
     }
     barrier();
 
     Queries held;
-    read_queries(held, queries);
-    logits(held, queries, tiles, scores);
+    read_queries(p, held, queries, at.seq, first_row);
+    {
+        Logits logits = {};
+        Logits::Operands operands[2];
+        Logits::load(operands[0], 0, queries, tiles);
+        UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
+            if (j + 1 < WAVE_STEPS) Logits::load(operands[(j + 1) % 2], j + 1, queries, tiles);
+            logits.push(j, operands[j % 2], held);
+        }
+        logits.store(scores);
+    }
     barrier();
 
-    int row = thread_index() / ROW_LANES;
-    Softmax softmax;
-    softmax.start(p, at, first_row + row);
-    Slots slots = slots_of(p, at.seq, at.end);
-    Output output = {};
+    Output output;
+    output.clear();
     NO_UNROLL while (true) {
-        Cursor next = at;
-        next.advance(p, part);
-        bool last = !next.more || next.seq != at.seq;
-        bool turn = next.more && last;  // the next tile is another sequence's
-
-        if (turn) load_queries(p, queries, next.seq, first_row);
-        if constexpr (!FP8) load_tile();
-        float factor = softmax.push(p, scores, weights, at.token);
-        if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
-        int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
-        if (last) {
-            float lse = softmax.finish();
-            if (thread_index() % ROW_LANES == 0) {
-                scale[row] = softmax.sum == 0.0f ? 0.0f : p.kv_scale / softmax.sum;
-                Row of = row_of(p, at.seq, first_row + row);
-                if (of.valid && slot < 0) write_lse(p, of, lse);
-                if (of.valid && slot >= 0) {
-                    global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row] = lse;
-                }
-            }
+        // Logits of tile i to weights; what the next step reads arrives meanwhile.
+        float x[LANE_KEYS] = {};
+        Softmax::read(x, scores);
+        uint16 SHARED* weights = all_weights + parity * WEIGHTS_ELEMS;
+        Output::Operands products;
+        if (Output::DEFERRED > 0 && deferred) {
+            const uint16 SHARED* values = tiles + tile_before() * TILE_ELEMS;
+            const uint16 SHARED* earlier = all_weights + (parity ^ 1) * WEIGHTS_ELEMS;
+            Output::load_values(products, Output::AT_ONCE, values);
+            UNROLL for (int u = Output::AT_ONCE; u < Output::UNITS; u++) output.push(u, products, earlier, values);
         }
-        if (turn) {
+        float factor = softmax.push(p, x, weights, at.token);
+        if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
+        int seq = at.seq;
+        bool last = at.advance(p, part);  // of this sequence; `at` is at tile i + 1 now
+        if (unlikely(last)) {
+            softmax.finish(p, seq, first_row + row, *slot, scale + row);
+            if (at.more()) load_queries(p, queries, at.seq, first_row);
             copy_commit();
             copy_wait<0>();
         } else {
-            copy_wait<AHEAD - 1>();
+            copy_wait<FP8 ? STAGES - 1 : STAGES - 3>();
         }
-        if constexpr (FP8) {
-            widen_tile(next_tile());
-            load_tile();
-        }
-        barrier();
+        widen_tile(tiles + tile_after() * TILE_ELEMS);
+        bool rescales = barrier_any(factor != 1.0f);
 
-        if (next.more) {
-            if (turn) {
-                read_queries(held, queries);
-                softmax.start(p, next, first_row + row);
+        // Output of tile i and logits of tile i + 1, between which a tile starts loading.
+        const uint16 SHARED* values = tiles + tile * TILE_ELEMS;
+        Output::load_values(products, 0, values);
+        if (unlikely(rescales)) output.rescale(rescale);
+        if (at.more()) {
+            if (unlikely(last)) {
+                read_queries(p, held, queries, at.seq, first_row);
+                softmax.start(p, at, first_row + row);
             }
-            logits(held, queries, tiles + next_tile() * TILE_ELEMS, scores);
+            const uint16 SHARED* keys = tiles + tile_after() * TILE_ELEMS;
+            Logits logits = {};
+            Logits::Operands operands[2];
+            Logits::load(operands[0], 0, queries, keys);
+            Loader::Rows rows = loader.rows(p);
+            UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
+                if (j + 1 < WAVE_STEPS) Logits::load(operands[(j + 1) % 2], j + 1, queries, keys);
+                logits.push(j, operands[j % 2], held);
+                UNROLL for (int u = Output::AT_ONCE * j / WAVE_STEPS; u < Output::AT_ONCE * (j + 1) / WAVE_STEPS; u++) {
+                    output.push(u, products, weights, values);
+                }
+                UNROLL for (int c = Loader::COPIES * j / WAVE_STEPS; c < Loader::COPIES * (j + 1) / WAVE_STEPS; c++) {
+                    Loader::copy(rows, c, place);
+                }
+            }
+            logits.store(scores);
+            next_stage();
+        } else {
+            UNROLL for (int u = 0; u < Output::AT_ONCE; u++) output.push(u, products, weights, values);
         }
-        output.push(weights, tiles + tile * TILE_ELEMS, rescale);
-        if (last) output.finish(p, at.seq, first_row, slot, scale);
-        if (!next.more) break;
-        if (turn) slots = slots_of(p, next.seq, next.end);
-        at = next;
-        tile = next_tile();
+        if (unlikely(last)) {
+            UNROLL for (int u = Output::AT_ONCE; u < Output::UNITS; u++) output.push(u, products, weights, values);
+            output.finish(p, seq, first_row, *slot, scale);
+        }
+        if (!at.more()) break;
+        deferred = !last;
+        parity ^= 1;
+        tile = tile_after();
+        if (unlikely(last)) {
+            barrier();
+            if (thread_index() == 0) *slot = slot_of(p, part, at.seq);
+        }
         barrier();
     }
 }

@@ -43,6 +43,13 @@ struct DcpCombineParams {
 };
 static_assert(sizeof(DcpCombineParams) == 72, "as in params.rs");
 
+struct ProbeParams {
+    uint64 source, out;
+    int64 bytes;
+    int iterations, reserved;
+};
+static_assert(sizeof(ProbeParams) == 32, "as in params.rs");
+
 /// Values of `DecodeParams::schedule_kind`.
 enum ScheduleKind { BALANCED = 0, EVEN = 1, CHUNKED = 2 };
 

@@ -19,7 +19,7 @@ constexpr int bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == F16 || dt
 
 constexpr bool Q_IS_BF16 = Q_DTYPE == BF16;
 
-DEVICE constexpr int divide_up(int a, int b) { return (a + b - 1) / b; }
+CONSTANT int divide_up(int a, int b) { return (a + b - 1) / b; }
 DEVICE int smaller(int a, int b) { return a < b ? a : b; }
 DEVICE int larger(int a, int b) { return a > b ? a : b; }
 
@@ -41,9 +41,20 @@ DEVICE float lanes_sum(float value) {
 
 // ---- 8-bit floats ----
 
-/// Four 8-bit floats of KV_DTYPE as two pairs of Q_DTYPE, exactly, NaN included: the bits are moved to where the wider type
-/// has them, and a power of two makes up for the difference of the exponent biases.
+/// Four 8-bit floats of KV_DTYPE as two pairs of Q_DTYPE, exactly, NaN included. Where the device has no instruction for
+/// it the bits are moved to where the wider type has them, and a power of two makes up for the difference of the exponent biases.
 DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
+    if constexpr (CONVERTS_E4M3 && KV_DTYPE == FP8_E4M3) {
+        e4m3x4_to_f16(bytes, first, second);
+        if constexpr (Q_IS_BF16) {
+            float low, high;
+            unpack_f16(first, low, high);
+            first = pack_bf16(low, high);
+            unpack_f16(second, low, high);
+            second = pack_bf16(low, high);
+        }
+        return;
+    }
     constexpr bool fnuz = KV_DTYPE == FP8_E4M3_FNUZ;
     uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
     UNROLL for (int i = 0; i < 2; i++) {
@@ -70,7 +81,12 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 
 // ---- lengths and splits (terms: DecodeParams) ----
 
-DEVICE int num_groups(const DecodeParams& p) { return divide_up(p.query_len, p.query_group); }
+/// a / b, without the division in the common case of 1.
+DEVICE int quotient(int a, int b) { return b == 1 ? a : a / b; }
+
+DEVICE int num_groups(const DecodeParams& p) {
+    return p.query_group >= p.query_len ? 1 : divide_up(p.query_len, p.query_group);
+}
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
 /// Cached tokens of a sequence, within what its row of the block table addresses.
@@ -88,8 +104,9 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
 /// Tokens that the last row of a virtual sequence sees.
 DEVICE int extent(const DecodeParams& p, int virtual_seq) {
     int groups = num_groups(p);
-    int last = smaller((virtual_seq % groups + 1) * p.query_group, p.query_len) - 1;
-    return visible_tokens(p, sequence_length(p, virtual_seq / groups), last);
+    int seq = quotient(virtual_seq, groups);
+    int last = smaller((virtual_seq - seq * groups + 1) * p.query_group, p.query_len) - 1;
+    return visible_tokens(p, sequence_length(p, seq), last);
 }
 
 /// The balanced schedule: slot offsets, then parts of eight words.
@@ -110,17 +127,18 @@ DEVICE int split_length(const DecodeParams& p, int tokens) {
     return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);
 }
 
-/// Where the partial results of a virtual sequence with `tokens` > 0 begin, and how many there are; `count` is 0 if its one
+/// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
 /// piece is written straight to the output.
 struct Slots {
     int64 begin;
     int count;
 };
-DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq, int tokens) {
+DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
         return {begin[0], begin[1] - begin[0]};
     }
+    int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
     int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);
     return {(int64)virtual_seq * p.num_kv_splits, count};
@@ -133,8 +151,10 @@ struct Row {
 };
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
     int groups = num_groups(p);
-    int token = virtual_seq % groups * p.query_group + row / p.num_heads;
-    return {virtual_seq / groups, token, row % p.num_heads, row < group_rows(p) && token < p.query_len};
+    int seq = quotient(virtual_seq, groups);
+    int local = p.query_group == 1 ? 0 : row / p.num_heads;
+    int token = (virtual_seq - seq * groups) * p.query_group + local;
+    return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
 }
 
 DEVICE uint16 GLOBAL* output_row(const DecodeParams& p, const Row& row) {

@@ -1,15 +1,19 @@
 // NVIDIA's spelling of the device vocabulary. hip/device/vendor.h is AMD's; kernels use only what both define.
 //
-// KERNEL(threads) starts a kernel, DEVICE a function. GLOBAL and SHARED qualify pointers to device and shared memory.
+// KERNEL(threads) starts a kernel, DEVICE a function, CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
 #define DEVICE __device__ __forceinline__
+#define CONSTANT constexpr __host__ __device__
 #define GLOBAL
 #define SHARED
 #define SHARED_MEMORY(name) extern __shared__ __align__(128) unsigned char name[]
 #define SHARED_ARRAY(type, name, count) __shared__ type name[count]
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("unroll 1")
+
+/// The condition, which rarely holds.
+#define unlikely(condition) __builtin_expect(condition, 0)
 
 using uint8 = unsigned char;
 using uint16 = unsigned short;
@@ -23,6 +27,12 @@ DEVICE int grid_blocks() { return (int)gridDim.x; }
 
 /// Waits for every thread of the block.
 DEVICE void barrier() { __syncthreads(); }
+
+/// Waits likewise; whether any thread says so, the same answer in all.
+DEVICE bool barrier_any(bool condition) { return __syncthreads_or(condition) != 0; }
+
+/// Index of the highest bit of a positive number.
+DEVICE int highest_bit(int x) { return 31 - __clz(x); }
 
 /// Pointer to device memory at an address.
 template <typename T>
@@ -41,9 +51,6 @@ template <typename T>
 DEVICE T shuffle_up(T value, int delta) {
     return __shfl_up_sync(0xffffffffu, value, delta);
 }
-
-/// Whether any lane of the wave says so; the same answer in all.
-DEVICE bool wave_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
 DEVICE float exp2(float x) {
     float y;
@@ -121,6 +128,18 @@ DEVICE float f16_to_float(uint16 bits) {
 DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     low = f16_to_float((uint16)packed);
     high = f16_to_float((uint16)(packed >> 16));
+}
+
+/// Whether the device converts e4m3 itself; if not, the function below is never called.
+constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;
+
+/// Four e4m3 as two pairs of f16, exactly.
+DEVICE void e4m3x4_to_f16(uint32 bytes, uint32& first, uint32& second) {
+#if __CUDA_ARCH__ >= 890
+    asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }"
+        : "=r"(first), "=r"(second)
+        : "r"(bytes));
+#endif
 }
 
 /// Product of two pairs of bf16, and of two pairs of f16.

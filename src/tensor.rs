@@ -259,6 +259,9 @@ impl<B: Backend> Tensor<B> {
 
     /// Whether elements lie row-major without gaps.
     pub fn is_contiguous(&self) -> bool {
+        if self.is_empty() {
+            return true;
+        }
         let mut step = 1;
         for (&extent, &stride) in self.shape().iter().zip(self.strides()).rev() {
             if extent != 1 && stride != step {

@@ -52,6 +52,10 @@ pub enum Entry {
     MergeStates,
     /// Combines the partial results of decode-context-parallel ranks. `kernels/merge.cu`
     DcpCombine,
+    /// Reads memory as fast as it goes. `kernels/probe.cu`
+    ProbeRead,
+    /// Multiplies matrices as fast as it goes; form 1 with Hopper's own instructions. `kernels/probe.cu`, `kernels/sm90/probe.cu`
+    ProbeMatmul,
 }
 
 impl Entry {
@@ -65,6 +69,8 @@ impl Entry {
             Self::CacheGather => "mla_cache_gather",
             Self::MergeStates => "merge_states",
             Self::DcpCombine => "dcp_combine",
+            Self::ProbeRead => "probe_read",
+            Self::ProbeMatmul => "probe_matmul",
         }
     }
 }

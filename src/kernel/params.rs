@@ -270,12 +270,29 @@ pub struct DcpCombineParams {
     pub reserved: i32,
 }
 
+/// Parameters of `probe_read` and `probe_matmul`, which measure a device's ceilings.
+#[derive(Debug, Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+pub struct ProbeParams {
+    /// What is read, or where operands come from.
+    pub source: u64,
+    /// Four bytes that may be written.
+    pub out: u64,
+    /// Bytes to read.
+    pub bytes: i64,
+    /// Rounds of products.
+    pub iterations: i32,
+    /// Zero.
+    pub reserved: i32,
+}
+
 const _: () = {
     assert!(size_of::<DecodeParams>() == 264);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);
     assert!(size_of::<DcpCombineParams>() == 72);
+    assert!(size_of::<ProbeParams>() == 32);
 };
 
 /// The parameter block of one launch.
@@ -292,6 +309,8 @@ pub enum Params {
     Merge(MergeParams),
     /// For `dcp_combine`.
     DcpCombine(DcpCombineParams),
+    /// For `probe_read` and `probe_matmul`.
+    Probe(ProbeParams),
 }
 
 impl Params {
@@ -303,6 +322,7 @@ impl Params {
             Self::CacheGather(p) => bytemuck::bytes_of(p),
             Self::Merge(p) => bytemuck::bytes_of(p),
             Self::DcpCombine(p) => bytemuck::bytes_of(p),
+            Self::Probe(p) => bytemuck::bytes_of(p),
         }
     }
 }

@@ -54,6 +54,8 @@ const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
+const PROBE: SourceFile = embed!("kernels/probe.cu");
+const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 
 /// The file that holds a variant's entry point.
 fn kernel_file(variant: &Variant) -> &'static SourceFile {
@@ -63,6 +65,8 @@ fn kernel_file(variant: &Variant) -> &'static SourceFile {
         Entry::DecodeReduce => &DECODE_REDUCE,
         Entry::CacheWrite | Entry::CacheGather => &CACHE,
         Entry::MergeStates | Entry::DcpCombine => &MERGE,
+        Entry::ProbeMatmul if variant.form == 1 => &SM90_PROBE,
+        Entry::ProbeRead | Entry::ProbeMatmul => &PROBE,
     }
 }
 

@@ -4,8 +4,10 @@ mod cache;
 pub(crate) mod check;
 mod decode;
 mod merge;
+mod probe;
 
 pub use cache::{CacheWrite, KvCache, gather_cache, write_cache};
 pub use check::check_batch;
 pub use decode::{DecodeArgs, MlaDecode, Plan};
+pub use probe::Probe;
 pub use merge::{DcpCombine, MergeStates, dcp_combine, merge_states};

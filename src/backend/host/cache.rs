@@ -2,7 +2,7 @@
 
 use super::convert;
 use super::memory::element;
-use super::pool::{Pool, Scratch};
+use super::pool::Pool;
 use super::step::Faults;
 use crate::error::{Error, Result};
 use crate::kernel::Variant;
@@ -18,11 +18,8 @@ pub(super) fn scratch_bytes(variant: &Variant) -> usize {
 }
 
 /// A row of scratch, latent and rope; `None` if the variant was not prepared.
-unsafe fn scratch_row(scratch: &Scratch, rank: usize, rope_dim: usize) -> Option<(&mut [f32], &mut [f32])> {
-    let (start, bytes) = scratch.get::<f32>();
-    // SAFETY: measured here, and this thread's own.
-    (bytes >= (rank + rope_dim) * 4)
-        .then(|| unsafe { std::slice::from_raw_parts_mut(start, rank + rope_dim) }.split_at_mut(rank))
+fn row_of(scratch: &mut [f32], rank: usize, rope_dim: usize) -> Option<(&mut [f32], &mut [f32])> {
+    Some(scratch.get_mut(..rank + rope_dim)?.split_at_mut(rank))
 }
 
 /// # Safety
@@ -37,7 +34,7 @@ pub(super) unsafe fn write(p: &CacheWriteParams, variant: &Variant, pool: &Pool)
     }))
 }
 
-unsafe fn write_row(p: &CacheWriteParams, variant: &Variant, token: i64, scratch: &Scratch) {
+unsafe fn write_row(p: &CacheWriteParams, variant: &Variant, token: i64, scratch: &mut [f32]) {
     // SAFETY: `slot_mapping` has `num_tokens` elements.
     let slot = unsafe { *element::<i64>(p.slot_mapping, token) };
     let (page, entry) = (slot.div_euclid(i64::from(p.page_size)), slot.rem_euclid(i64::from(p.page_size)));
@@ -49,7 +46,7 @@ unsafe fn write_row(p: &CacheWriteParams, variant: &Variant, token: i64, scratch
     let kv = element::<u8>(p.kv, (page * p.kv_stride_page + entry * p.kv_stride_token) * size);
     // SAFETY: input rows and the slot have these widths, and the slot was checked.
     unsafe {
-        let Some((latent, rope)) = scratch_row(scratch, rank, rope_dim) else { return };
+        let Some((latent, rope)) = row_of(scratch, rank, rope_dim) else { return };
         convert::load(variant.q_dtype, element(p.kv_c, token * p.kv_c_stride * from_size), latent);
         if rope_dim > 0 {
             convert::load(variant.q_dtype, element(p.k_pe, token * p.k_pe_stride * from_size), rope);
@@ -78,7 +75,7 @@ pub(super) unsafe fn gather(p: &CacheGatherParams, variant: &Variant, pool: &Poo
     Ok(completed)
 }
 
-unsafe fn gather_sequence(p: &CacheGatherParams, variant: &Variant, seq: usize, scratch: &Scratch, faults: &Faults) {
+unsafe fn gather_sequence(p: &CacheGatherParams, variant: &Variant, seq: usize, scratch: &mut [f32], faults: &Faults) {
     // SAFETY: `cu_seq_lens` has `batch + 1` elements, `seq_starts` has `batch`.
     let (first, end, start) = unsafe {
         (
@@ -110,7 +107,7 @@ unsafe fn gather_sequence(p: &CacheGatherParams, variant: &Variant, seq: usize, 
         let kv = element::<u8>(p.kv, (page * p.kv_stride_page + entry * p.kv_stride_token) * size);
         // SAFETY: the page was checked, and the output row is below `num_tokens`.
         unsafe {
-            let Some((latent, rope)) = scratch_row(scratch, rank, rope_dim) else { return };
+            let Some((latent, rope)) = row_of(scratch, rank, rope_dim) else { return };
             if p.layout == CacheLayout::Fp8DsMla as i32 {
                 convert::load_ds_mla(kv, latent, rope);
             } else {

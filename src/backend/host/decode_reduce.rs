@@ -2,7 +2,7 @@
 
 use super::convert;
 use super::memory::element;
-use super::pool::{Pool, Scratch};
+use super::pool::Pool;
 use super::step::{Pieces, Step};
 use crate::error::Result;
 use crate::kernel::Variant;
@@ -29,21 +29,17 @@ pub(super) unsafe fn run(p: &DecodeParams, variant: &Variant, pool: &Pool) -> Re
     Ok(completed)
 }
 
-unsafe fn item(step: &Step, variant: &Variant, v: usize, first_row: usize, scratch: &Scratch) {
+unsafe fn item(step: &Step, variant: &Variant, v: usize, first_row: usize, scratch: &mut [f32]) {
     let p = step.p;
     let rank = p.kv_lora_rank as usize;
     let Some(extent) = step.extent(v) else { return };
     let (first_slot, count) = match step.pieces(v, extent) {
-        Pieces::Direct => return,
-        Pieces::Empty => (0, 0),
-        Pieces::Slots { first, count } => (first, count),
+        None | Some(Pieces::Direct) => return,
+        Some(Pieces::Empty) => (0, 0),
+        Some(Pieces::Slots { first, count }) => (first, count),
     };
-    let (start, bytes) = scratch.get::<f32>();
-    if bytes < rank * size_of::<f32>() {
-        return;
-    }
-    // SAFETY: just measured, and this thread's own.
-    let out = unsafe { std::slice::from_raw_parts_mut(start, rank) };
+    // `prepare` has reserved it.
+    let Some(out) = scratch.get_mut(..rank) else { return };
     let heads = p.num_heads as usize;
     let tokens = step.tokens(v);
     for row in first_row..(first_row + ROWS).min(tokens.len() * heads) {

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use super::convert;
 use super::memory::element;
-use super::pool::{Pool, Scratch};
+use super::pool::Pool;
 use super::simd::{AccumulateArgs, Logits, PAD, RowState, ScoreArgs, Simd};
 use super::step::{Pieces, Step};
 use crate::error::Result;
@@ -58,21 +58,14 @@ struct Buffers<'a> {
 }
 
 impl<'a> Buffers<'a> {
-    fn new(scratch: &'a Scratch, sizes: &Sizes) -> Option<Self> {
-        let (start, bytes) = scratch.get::<f32>();
+    fn new(scratch: &'a mut [f32], sizes: &Sizes) -> Option<Self> {
         let [q, kv, scores, out, rescale, states] = sizes.lens();
-        if (q + kv + scores + out + rescale + states) * size_of::<f32>() > bytes {
-            return None;
-        }
-        // SAFETY: the scratch was just measured, it is this thread's own, and it was written when it was allocated.
-        let all = unsafe { std::slice::from_raw_parts_mut(start, q + kv + scores + out + rescale + states) };
-        let (q, all) = all.split_at_mut(q);
-        let (kv, all) = all.split_at_mut(kv);
-        let (scores, all) = all.split_at_mut(scores);
-        let (out, all) = all.split_at_mut(out);
-        let (rescale, states) = all.split_at_mut(rescale);
-        // SAFETY: a state is two float32.
-        let states = unsafe { std::slice::from_raw_parts_mut(states.as_mut_ptr().cast(), states.len() / 2) };
+        let (q, rest) = scratch.split_at_mut_checked(q)?;
+        let (kv, rest) = rest.split_at_mut_checked(kv)?;
+        let (scores, rest) = rest.split_at_mut_checked(scores)?;
+        let (out, rest) = rest.split_at_mut_checked(out)?;
+        let (rescale, rest) = rest.split_at_mut_checked(rescale)?;
+        let states = bytemuck::cast_slice_mut(rest.get_mut(..states)?);
         Some(Self { q, kv, scores, out, rescale, states })
     }
 }
@@ -132,7 +125,7 @@ impl Kernel<'_> {
         if step.kind() == ScheduleKind::Balanced {
             let [first_seq, first_tile, end_seq, end_tile, first_split] = step.part(item);
             let (mut tile, mut split) = (first_tile, first_split);
-            for v in first_seq..step.virtual_seqs.min(end_seq + usize::from(end_tile > 0)) {
+            for v in first_seq..step.virtual_seqs.min(end_seq.saturating_add(usize::from(end_tile > 0))) {
                 let end = if v == end_seq { end_tile } else { usize::MAX };
                 // SAFETY: as the caller.
                 unsafe { self.piece(v, split, tile, end, step.p.tile_tokens as usize, rows.clone(), buffers) };
@@ -160,14 +153,14 @@ impl Kernel<'_> {
         buffers: &mut Buffers,
     ) {
         let Some(extent) = self.step.extent(v) else { return };
-        let tokens = (begin * unit).min(extent)..end.saturating_mul(unit).min(extent);
+        let tokens = begin.saturating_mul(unit).min(extent)..end.saturating_mul(unit).min(extent);
         if tokens.is_empty() {
             return;
         }
         let to = match self.step.pieces(v, extent) {
-            Pieces::Empty => return,
-            Pieces::Direct => Destination::Output,
-            Pieces::Slots { first, .. } => Destination::Slot(first + split),
+            Some(Pieces::Direct) => Destination::Output,
+            Some(Pieces::Slots { first, count }) if split < count => Destination::Slot(first + split),
+            _ => return,
         };
         // A ragged last group has fewer rows.
         let rows = rows.start..rows.end.min(self.step.tokens(v).len() * self.step.p.num_heads as usize);
@@ -284,10 +277,10 @@ impl Kernel<'_> {
                 if dtype == DType::U8 {
                     convert::load_ds_mla(kv, latent, rope);
                 } else {
-                    convert::load(dtype, kv, latent);
+                    (self.simd.load)(dtype, kv, latent);
                     if rope_dim > 0 {
                         let at = (page * p.rope_stride_page + entry * p.rope_stride_token) * size;
-                        convert::load(dtype, element(p.k_rope, at), rope);
+                        (self.simd.load)(dtype, element(p.k_rope, at), rope);
                     }
                 }
             }

@@ -8,6 +8,7 @@ use crate::kernel::{Params, Variant};
 
 /// One recorded piece of work.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::large_enum_variant)] // Nearly all nodes are launches.
 pub(super) enum Node {
     Launch(Variant, Params),
     Fill { dst: u64, byte: u8, bytes: usize },

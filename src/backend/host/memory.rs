@@ -9,6 +9,9 @@ use crate::error::{Error, Result};
 
 const ALIGN: usize = 256;
 
+/// Larger allocations are not poisoned, so that a test can have an address space without the memory.
+const MAX_POISONED: usize = 1 << 30;
+
 /// How many bytes may be allocated, and how many are.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -28,7 +31,7 @@ impl Budget {
 }
 
 /// Memory of the host backend. Debug builds fill it with bytes that are NaN in every float type, so that a read of something
-/// never written shows; release builds hand out zero pages, which cost nothing until they are touched.
+/// never written shows, up to a gigabyte; beyond, and in release builds, it is zero pages, which cost nothing until touched.
 #[derive(Debug)]
 pub struct HostBuffer {
     data: NonNull<u8>,
@@ -56,7 +59,7 @@ impl HostBuffer {
             budget.used.fetch_sub(layout.size(), Ordering::Relaxed);
             return Err(out_of_memory());
         };
-        if cfg!(debug_assertions) {
+        if cfg!(debug_assertions) && layout.size() < MAX_POISONED {
             // SAFETY: the allocation has this size.
             unsafe { data.as_ptr().write_bytes(POISON, layout.size()) };
         }

@@ -2,7 +2,7 @@
 
 use super::convert;
 use super::memory::element;
-use super::pool::{Pool, Scratch};
+use super::pool::Pool;
 use crate::kernel::Variant;
 use crate::kernel::params::{DcpCombineParams, MergeParams};
 
@@ -26,14 +26,11 @@ unsafe fn weighted_sum(
     count: usize,
     to: Side,
     width: usize,
-    s: &Scratch,
+    scratch: &mut [f32],
 ) {
-    let (start, bytes) = s.get::<f32>();
-    if bytes < SCRATCH_BYTES {
-        return;
-    }
-    // SAFETY: just measured, and this thread's own.
-    let (row, out) = unsafe { std::slice::from_raw_parts_mut(start, 2 * COLUMNS) }.split_at_mut(COLUMNS);
+    // `prepare` has reserved it.
+    let Some(scratch) = scratch.get_mut(..2 * COLUMNS) else { return };
+    let (row, out) = scratch.split_at_mut(COLUMNS);
     let size = variant.q_dtype.size() as i64;
     for column in (0..width).step_by(COLUMNS) {
         let len = COLUMNS.min(width - column);

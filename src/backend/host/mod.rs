@@ -1,7 +1,8 @@
 //! The host backend: the same plan, workspace, parameter blocks, capture and replay, with kernels written in Rust.
 //!
-//! Launches run when they are enqueued, on a pool of threads that is the device's own, and results do not depend on how many
-//! threads there are. A page id or a length that the block table or the cache does not have is an error of the launch or of
+//! Launches run when they are enqueued, on a pool of threads that is the device's own. The same plan gives the same bits on any
+//! number of threads ([`SplitPolicy::Auto`](crate::SplitPolicy::Auto) makes its plan by that number, the other policies of
+//! [`Even`](crate::kernel::params::ScheduleKind::Even) and [`Chunked`](crate::kernel::params::ScheduleKind::Chunked) kind do not). A page id or a length that the block table or the cache does not have is an error of the launch or of
 //! the replay ([`Error::PageOutOfRange`], [`Error::SeqLenOutOfRange`]) and is never followed.
 
 mod cache;
@@ -228,6 +229,9 @@ impl Backend for Host {
             Entry::DecodeReduce => decode_reduce::scratch_bytes(variant),
             Entry::CacheWrite | Entry::CacheGather => cache::scratch_bytes(variant),
             Entry::MergeStates | Entry::DcpCombine => merge::SCRATCH_BYTES,
+            Entry::ProbeRead | Entry::ProbeMatmul => {
+                return Err(self.unsupported(format!("{}: a processor's ceilings are its own program's", variant.entry.symbol())));
+            }
         };
         self.inner.pool.reserve(bytes, &self.inner.budget)?;
         Ok(HostKernel { variant: *variant })

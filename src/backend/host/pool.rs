@@ -11,31 +11,20 @@ use std::thread::JoinHandle;
 use super::memory::{Budget, HostBuffer};
 use crate::error::Result;
 
-/// What a launch asks of every thread: handle item `index` with this scratch.
-type Job = dyn Fn(usize, &Scratch) + Sync;
+/// What a launch asks of every thread: handle item `index` with the thread's own scratch.
+type Job = dyn Fn(usize, &mut [f32]) + Sync;
 
 /// Scratch of one thread, reserved before it is needed.
-pub(super) struct Scratch(UnsafeCell<Option<HostBuffer>>);
+struct Scratch(UnsafeCell<Option<HostBuffer>>);
 
 // SAFETY: a scratch is used by its own thread during a job, and by the holder of `Pool::running` between jobs.
 unsafe impl Sync for Scratch {}
-
-impl Scratch {
-    /// The first element, and how many bytes there are.
-    pub(super) fn get<T>(&self) -> (*mut T, usize) {
-        // SAFETY: only the thread that owns the scratch calls this, and nobody replaces the buffer during a job.
-        match unsafe { &*self.0.get() } {
-            Some(buffer) => (buffer.as_ptr(), buffer.len()),
-            None => (std::ptr::dangling_mut(), 0),
-        }
-    }
-}
 
 struct Posted {
     // The job of this round, with its lifetime erased: `Pool::run` does not return before all threads are done with it.
     job: Option<*const Job>,
     round: u64,
-    // Threads that still work on this round.
+    // Threads that took the job and still work on it.
     busy: usize,
     stop: bool,
 }
@@ -58,14 +47,22 @@ impl Shared {
         self.posted.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn work(&self, job: &(dyn Fn(usize, &Scratch) + Sync), thread: usize) {
+    fn work(&self, job: &(dyn Fn(usize, &mut [f32]) + Sync), thread: usize) {
         let all = AssertUnwindSafe(|| {
+            // SAFETY: this thread alone uses its scratch while the job runs, and the memory was written when it was allocated.
+            let scratch = match unsafe { &mut *self.scratch[thread].0.get() } {
+                // SAFETY: as above; the buffer is aligned and this long.
+                Some(buffer) => unsafe {
+                    std::slice::from_raw_parts_mut(buffer.as_ptr(), buffer.len() / size_of::<f32>())
+                },
+                None => &mut [],
+            };
             loop {
                 let item = self.next.fetch_add(1, Ordering::Relaxed);
                 if item >= self.items.load(Ordering::Relaxed) {
                     return;
                 }
-                job(item, &self.scratch[thread]);
+                job(item, scratch);
             }
         });
         if catch_unwind(all).is_err() {
@@ -78,19 +75,22 @@ impl Shared {
         loop {
             let job = {
                 let mut posted = self.posted();
-                while posted.round == seen && !posted.stop {
-                    posted = self.start.wait(posted).unwrap_or_else(PoisonError::into_inner);
+                loop {
+                    if posted.stop {
+                        return;
+                    }
+                    match posted.job {
+                        Some(job) if posted.round != seen => {
+                            seen = posted.round;
+                            posted.busy += 1;
+                            break job;
+                        }
+                        _ => posted = self.start.wait(posted).unwrap_or_else(PoisonError::into_inner),
+                    }
                 }
-                if posted.stop {
-                    return;
-                }
-                seen = posted.round;
-                posted.job
             };
-            if let Some(job) = job {
-                // SAFETY: `Pool::run` waits for this thread before the job's lifetime ends.
-                self.work(unsafe { &*job }, thread);
-            }
+            // SAFETY: `Pool::run` waits for this thread before the job's lifetime ends.
+            self.work(unsafe { &*job }, thread);
             let mut posted = self.posted();
             posted.busy -= 1;
             if posted.busy == 0 {
@@ -141,41 +141,41 @@ impl Pool {
     pub(super) fn reserve(&self, bytes: usize, budget: &Arc<Budget>) -> Result<()> {
         let _exclusive = self.exclusive();
         for scratch in &self.shared.scratch[..self.threads()] {
-            if scratch.get::<u8>().1 < bytes {
-                let buffer = HostBuffer::new(bytes, "scratch of the host kernels", budget)?;
-                // SAFETY: no job runs while `running` is held.
-                unsafe { *scratch.0.get() = Some(buffer) };
+            // SAFETY: no job runs while `running` is held.
+            let scratch = unsafe { &mut *scratch.0.get() };
+            if scratch.as_ref().is_none_or(|buffer| buffer.len() < bytes) {
+                *scratch = Some(HostBuffer::new(bytes, "scratch of the host kernels", budget)?);
             }
         }
         Ok(())
     }
 
     /// Calls `job` once for every item below `items`, on all threads. False if a call panicked.
-    pub(super) fn run(&self, items: usize, job: &(dyn Fn(usize, &Scratch) + Sync + '_)) -> bool {
+    pub(super) fn run(&self, items: usize, job: &(dyn Fn(usize, &mut [f32]) + Sync + '_)) -> bool {
         let _exclusive = self.exclusive();
         let shared = &*self.shared;
         shared.next.store(0, Ordering::Relaxed);
         shared.items.store(items, Ordering::Relaxed);
         shared.panicked.store(false, Ordering::Relaxed);
-        let helpers = if items > 1 { self.workers.len() } else { 0 };
-        if helpers > 0 {
+        let shares = items > 1 && !self.workers.is_empty();
+        if shares {
             // SAFETY: only the lifetime changes; this function waits below until no thread holds the pointer.
             let erased =
-                unsafe { std::mem::transmute::<*const (dyn Fn(usize, &Scratch) + Sync + '_), *const Job>(job) };
+                unsafe { std::mem::transmute::<*const (dyn Fn(usize, &mut [f32]) + Sync + '_), *const Job>(job) };
             let mut posted = shared.posted();
             posted.job = Some(erased);
             posted.round += 1;
-            posted.busy = helpers;
             drop(posted);
             shared.start.notify_all();
         }
         shared.work(job, 0);
-        if helpers > 0 {
+        if shares {
             let mut posted = shared.posted();
+            // No items are left: a thread that has not woken yet need not.
+            posted.job = None;
             while posted.busy > 0 {
                 posted = shared.done.wait(posted).unwrap_or_else(PoisonError::into_inner);
             }
-            posted.job = None;
         }
         !shared.panicked.load(Ordering::Relaxed)
     }

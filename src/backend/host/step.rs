@@ -91,21 +91,29 @@ impl<'a> Step<'a> {
         .max(1)
     }
 
-    pub(super) fn pieces(&self, v: usize, extent: usize) -> Pieces {
+    /// Where the virtual sequence's result comes from; `None`, and a fault noted, if the schedule cannot be this step's.
+    pub(super) fn pieces(&self, v: usize, extent: usize) -> Option<Pieces> {
         let splits = self.p.num_kv_splits as usize;
-        match self.kind() {
+        Some(match self.kind() {
             _ if extent == 0 => Pieces::Empty,
             ScheduleKind::Balanced => {
                 // SAFETY: the table begins with `virtual_seqs + 1` slot offsets.
-                let first = unsafe { *element::<i32>(self.p.schedule, v as i64) } as usize;
-                // SAFETY: as above.
-                let end = unsafe { *element::<i32>(self.p.schedule, v as i64 + 1) } as usize;
+                let [first, end] = [0, 1].map(|i| unsafe { *element::<i32>(self.p.schedule, (v + i) as i64) } as usize);
+                // What the plan reserved; a table that nothing was written to must not lead past it.
+                let slots = (self.virtual_seqs * splits).min(2 * (self.p.num_parts as usize).saturating_sub(1));
+                if first > end || end > slots {
+                    self.faults.note(v / self.num_groups, 0, || {
+                        let problem = "not this step's: call `schedule` with the same plan and lengths before `attend`";
+                        Error::argument("schedule", problem)
+                    });
+                    return None;
+                }
                 if end == first { Pieces::Direct } else { Pieces::Slots { first, count: end - first } }
             }
             ScheduleKind::Even if splits == 1 => Pieces::Direct,
             ScheduleKind::Chunked if extent <= self.split_tokens(extent) => Pieces::Direct,
             _ => Pieces::Slots { first: v * splits, count: extent.div_ceil(self.split_tokens(extent)).min(splits) },
-        }
+        })
     }
 
     /// Words of part `part` of a balanced schedule: first sequence, first tile, end sequence, end tile, first split.

@@ -1,7 +1,9 @@
 //! `latentwave bench`: how long decode attention takes at named points.
 
+mod ceilings;
 mod measure;
 mod point;
+mod roofline;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -13,6 +15,7 @@ use serde::Serialize;
 use crate::args::{self, ModelArgs, TypeArgs};
 use crate::device::{self, DeviceArgs, Job};
 use crate::{Outcome, files, interrupt, rows, text};
+use ceilings::Ceilings;
 use measure::{Measurement, Method};
 use point::Point;
 
@@ -20,7 +23,7 @@ use point::Point;
 ///
 /// Each point is a batch of one decode layer: `B` sequences of `S` cached tokens, `H` heads, `q` query tokens each. Several
 /// layers with caches of their own, pages in random order, are captured in one graph and replayed, so that each layer finds its
-/// cache cold; plan and reduce are part of the time. Some rows of every result are checked against float64.
+/// cache cold; the reduce is part of the time of a layer, the plan, once per graph as in a step, is shared out. Some rows of every result are checked against float64.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Points: `small`, `gpu`, or written out and set apart by commas: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
@@ -35,12 +38,18 @@ pub(crate) struct Args {
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
     split_policy: SplitPolicy,
+    /// Longest sequence that graphs are captured for, in tokens; longer points raise it.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    captured_for: usize,
     /// Seed of inputs and page order.
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
     /// Write every number as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
+    /// Write a roofline plot as SVG.
+    #[arg(long, value_name = "FILE.svg")]
+    plot: Option<PathBuf>,
     #[command(flatten)]
     model: ModelArgs,
     #[command(flatten)]
@@ -60,6 +69,7 @@ struct File<'a> {
     kv_dtype: String,
     page_size: usize,
     seed: u64,
+    ceilings: Ceilings,
     points: &'a [Measurement],
 }
 
@@ -88,12 +98,15 @@ impl Job for Bench<'_> {
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         let Self { args, points, mla } = self;
         let info = backend.device();
+        let gpu = info.backend != "host";
         let method = Method {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
             policy: args.split_policy,
             pool_bytes: args.pool << 20,
-            max_layers: 64,
+            max_layers: if gpu { 512 } else { 64 },
+            min_launches: if gpu { 20 } else { 1 },
+            max_seq_len: args.captured_for,
             time: Duration::from_secs_f64(args.time),
             seed: args.seed,
         };
@@ -101,6 +114,7 @@ impl Job for Bench<'_> {
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
         interrupt::catch();
+        let ceilings = ceilings::measure(backend)?;
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
@@ -114,7 +128,7 @@ impl Job for Bench<'_> {
         }
         bar.finish_and_clear();
 
-        println!("{}", table(&measurements));
+        println!("{}", table(&ceilings, &measurements));
         if let Some(path) = &args.json {
             let file = File {
                 backend: info.backend,
@@ -125,9 +139,16 @@ impl Job for Bench<'_> {
                 kv_dtype: method.kv_dtype.to_string(),
                 page_size: mla.page_size,
                 seed: args.seed,
+                ceilings,
                 points: &measurements,
             };
             files::write_json(path, &file)?;
+        }
+        if let Some(path) = &args.plot {
+            let title = format!("{} ({})", info.name, info.arch);
+            let svg = roofline::draw(&title, &ceilings, &measurements)
+                .map_err(|error| Error::argument("plot", error.to_string()))?;
+            files::write(path, &svg)?;
         }
         let tolerance = rows::tolerance(method.q_dtype);
         if let Some(miss) = measurements.iter().find(|measurement| measurement.error > tolerance) {
@@ -138,21 +159,28 @@ impl Job for Bench<'_> {
     }
 }
 
-fn table(measurements: &[Measurement]) -> String {
-    let heading = ["point", "us", "least", "GB/s", "TFLOP/s", "issue us", "splits", "error"].map(str::to_owned).to_vec();
-    let rows: Vec<Vec<String>> = std::iter::once(heading)
+fn table(ceilings: &Ceilings, measurements: &[Measurement]) -> String {
+    let share = |value: f64, most: Option<f64>| most.map_or_else(|| "-".to_owned(), |most| text::percent(value / most));
+    let heading = ["point", "us", "least", "GB/s", "of read", "TFLOP/s", "of matmul", "issue us", "splits", "error"];
+    let rows: Vec<Vec<String>> = std::iter::once(heading.map(str::to_owned).to_vec())
         .chain(measurements.iter().map(|m| {
             vec![
                 m.point.clone(),
                 text::quantity(m.us),
                 text::quantity(m.us_min),
                 text::quantity(m.gb_per_second()),
+                share(m.gb_per_second(), ceilings.read),
                 format!("{:.3}", m.tflops()),
+                share(m.tflops(), ceilings.matmul),
                 text::quantity(m.issue_us),
                 m.num_kv_splits.to_string(),
                 format!("{:.1e}", m.error),
             ]
         }))
         .collect();
-    text::table(&rows, 1)
+    let ceiling = |value: Option<f64>, unit: &str| value.map(|value| format!("{} {unit}", text::quantity(value)));
+    let known = [ceiling(ceilings.read, "GB/s of reading"), ceiling(ceilings.matmul, "TFLOP/s of matrix products")];
+    let known: Vec<String> = known.into_iter().flatten().collect();
+    let note = if known.is_empty() { String::new() } else { format!("\nceilings, same run: {}\n", known.join(", ")) };
+    format!("{}{note}", text::table(&rows, 1))
 }

@@ -52,7 +52,11 @@ fn show(info: &DeviceInfo) {
         info.driver_version
     );
     if info.shared_bytes_per_block > 0 {
-        println!("   {} lanes, {} of shared memory per block", info.wave_size, text::bytes(info.shared_bytes_per_block));
+        println!(
+            "   {} lanes, {} of shared memory per block",
+            info.wave_size,
+            text::bytes(info.shared_bytes_per_block)
+        );
     }
 }
 

@@ -4,7 +4,9 @@ mod alloc;
 mod args;
 mod bench;
 mod device;
+mod draw;
 mod files;
+mod gain;
 mod info;
 mod interrupt;
 mod replay;
@@ -35,7 +37,7 @@ const EXIT_STATUS: &str = "Exit status:\n  \
 
 /// Decode attention for MLA models on NVIDIA and AMD GPUs and on the host, with full device graphs.
 #[derive(Debug, Parser)]
-#[command(version, about, after_help = EXIT_STATUS)]
+#[command(version, about, after_help = EXIT_STATUS, args_override_self = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -49,6 +51,8 @@ enum Command {
     Info(info::Args),
     #[command(after_help = EXIT_STATUS)]
     Bench(bench::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Gain(gain::Args),
 }
 
 /// How a command ended, if not by an error.
@@ -67,6 +71,7 @@ fn main() -> ExitCode {
         Command::Resolve(args) => resolve::run(&args),
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
+        Command::Gain(args) => gain::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

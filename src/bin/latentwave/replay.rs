@@ -97,6 +97,9 @@ pub(crate) struct Args {
     /// Check so many random rows of every step against float64; a miss makes the exit status 3.
     #[arg(long, default_value_t = 0, value_name = "N", help_heading = "Output")]
     verify: usize,
+    /// Error that a checked row may have, as a share of its largest element; by default what suits --dtype.
+    #[arg(long, value_name = "X", value_parser = args::probability, help_heading = "Output")]
+    tolerance: Option<f64>,
     /// Write every step and every number as JSON.
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     json: Option<PathBuf>,
@@ -238,7 +241,10 @@ impl Replay<'_> {
     ) -> Result<Option<&'static str>> {
         let args = self.args;
         let mut rng = Rng::new(args.seed ^ 0xacce_97ed);
-        let mut verified = Verified { tolerance: rows::tolerance(args.types.dtype), ..Verified::default() };
+        let mut verified = Verified {
+            tolerance: args.tolerance.unwrap_or_else(|| rows::tolerance(args.types.dtype)),
+            ..Verified::default()
+        };
         let rejected = scheduler.rejected();
         let to_generate: usize = self.trace.iter().map(|request| request.generated).sum::<usize>()
             - rejected.iter().map(|&index| self.trace[index].generated).sum::<usize>();

@@ -5,7 +5,8 @@ use latentwave::graph::builder::minimum_support;
 use latentwave::graph::resolve::{DriverFacts, EngineFacts, ResolveRequest, resolve};
 use latentwave::graph::sizes::{SizeRequest, default_ceiling};
 use latentwave::graph::{
-    AttentionBuilder, Batch, BuilderSpec, GraphDispatcher, KeyRequest, MinimumSupport, MlaBuilder, RuntimeMode, graph_keys,
+    AttentionBuilder, Batch, BuilderSpec, GraphDispatcher, KeyRequest, MinimumSupport, MlaBuilder, RuntimeMode,
+    graph_keys,
 };
 use latentwave::{GraphBackend, GraphMode, GraphSupport, QueryLenSupport, Result};
 
@@ -214,7 +215,11 @@ impl Explain<'_> {
         for &seqs in &sizes {
             let tokens = seqs * query_len;
             let served = dispatcher.dispatch(&Batch::uniform(seqs, query_len));
-            rows.push(vec![format!("   {} decoding", text::plural(seqs, "sequence")), tokens.to_string(), served.to_string()]);
+            rows.push(vec![
+                format!("   {} decoding", text::plural(seqs, "sequence")),
+                tokens.to_string(),
+                served.to_string(),
+            ]);
         }
         if let Some(&seqs) = sizes.last() {
             let tokens = seqs * query_len + 100;

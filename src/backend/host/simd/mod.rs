@@ -3,6 +3,8 @@
 mod lanes;
 mod tiles;
 
+use super::convert;
+use crate::tensor::DType;
 use lanes::Portable;
 
 /// Widest vector, in float32 lanes: buffers are padded to it.
@@ -52,7 +54,8 @@ pub(super) struct Logits {
 }
 
 /// Running maximum of a row's logits and sum of `exp(logit - max)`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C)]
 pub(super) struct RowState {
     pub max: f32,
     pub sum: f32,
@@ -77,14 +80,19 @@ pub(super) struct Simd {
     /// # Safety
     /// The row has as many elements as are visible, rounded up to a multiple of [`PAD`].
     pub softmax: unsafe fn(*mut f32, usize, &Logits, &mut RowState) -> f32,
+    /// [`convert::load`].
+    ///
+    /// # Safety
+    /// The address has as many elements as the slice.
+    pub load: unsafe fn(DType, *const u8, &mut [f32]),
 }
 
 macro_rules! instruction_set {
     ($module:ident, $name:literal, $lanes:ty, tokens $t:literal, vectors $v:literal $(, $feature:literal)?) => {
         mod $module {
-            use super::{AccumulateArgs, Logits, RowState, ScoreArgs, Simd, tiles};
+            use super::{AccumulateArgs, DType, Logits, RowState, ScoreArgs, Simd, convert, tiles};
 
-            pub(super) static SIMD: Simd = Simd { name: $name, scores, accumulate, softmax };
+            pub(super) static SIMD: Simd = Simd { name: $name, scores, accumulate, softmax, load };
 
             $(#[target_feature(enable = $feature)])?
             unsafe fn scores(args: &ScoreArgs) {
@@ -102,6 +110,12 @@ macro_rules! instruction_set {
             unsafe fn softmax(row: *mut f32, visible: usize, logits: &Logits, state: &mut RowState) -> f32 {
                 // SAFETY: as above.
                 unsafe { tiles::softmax::<$lanes>(row, visible, logits, state) }
+            }
+
+            $(#[target_feature(enable = $feature)])?
+            unsafe fn load(dtype: DType, from: *const u8, to: &mut [f32]) {
+                // SAFETY: as above.
+                unsafe { convert::load(dtype, from, to) }
             }
         }
     };

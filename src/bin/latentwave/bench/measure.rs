@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use latentwave::{
-    DType, DecodeArgs, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace, reference,
+    DType, DecodeArgs, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace,
+    reference,
 };
 use serde::Serialize;
 
@@ -25,8 +26,12 @@ pub(crate) struct Method {
     pub(crate) policy: SplitPolicy,
     /// Bytes of cache that the layers of a graph take together at least, so that each layer finds its own one cold.
     pub(crate) pool_bytes: usize,
-    /// Most layers of a graph.
+    /// Most layers with a cache of their own.
     pub(crate) max_layers: usize,
+    /// Layers of a graph at least; beyond `max_layers` they take the caches in turn.
+    pub(crate) min_launches: usize,
+    /// Longest sequence that the graph is captured for; the point's own longest if that is longer.
+    pub(crate) max_seq_len: usize,
     /// Least time spent replaying.
     pub(crate) time: Duration,
     pub(crate) seed: u64,
@@ -48,7 +53,7 @@ pub(crate) struct Measurement {
     pub(crate) flops: f64,
     /// Largest error of the rows checked, as a share of the row's largest element.
     pub(crate) error: f64,
-    pub(crate) layers: usize,
+    pub(crate) launches: usize,
     pub(crate) replays: usize,
     pub(crate) num_kv_splits: usize,
     pub(crate) kernel: String,
@@ -80,11 +85,17 @@ struct Inputs<B: GraphBackend> {
 ///
 /// # Errors
 /// [`OutOfMemory`](latentwave::Error::OutOfMemory) where the point does not fit the device, and what capture and launch return.
-pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Measurement> {
+pub(crate) fn measure<B: GraphBackend>(
+    backend: &B,
+    mla: &MlaConfig,
+    point: &Point,
+    method: &Method,
+) -> Result<Measurement> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
     let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?;
     let inputs = Inputs::new(backend, &mla, point, method)?;
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
+    let longest = longest.max(method.max_seq_len);
     let plan = decode.plan(point.batch, point.query_len, longest, method.policy)?;
     let mut workspace = Workspace::new(backend, 1)?;
     workspace.reserve(0, &plan.decode.workspace_views())?;
@@ -93,8 +104,12 @@ pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Poi
     let mut out = Tensor::zeros(backend, [rows, mla.num_heads, mla.kv_lora_rank], method.q_dtype)?;
 
     let stream = Stream::new(backend)?;
+    let launches = inputs.caches.len().max(method.min_launches);
     let graph = stream.capture(|| {
-        inputs.caches.iter().try_for_each(|kv_cache| {
+        // The plan kernel is part of the graph once, as in a step: lengths are the same for all layers.
+        let table_width = inputs.table.shape()[1];
+        decode.schedule(&stream, &plan, &mut workspace, &inputs.seq_lens, table_width, true)?;
+        inputs.caches.iter().cycle().take(launches).try_for_each(|kv_cache| {
             let args = DecodeArgs {
                 q: &inputs.q,
                 kv_cache,
@@ -105,8 +120,7 @@ pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Poi
                 kv_scale: 1.0,
                 causal: true,
             };
-            // The plan kernel is part of every layer here, as in a step of a single layer.
-            decode.run(&stream, &plan, &mut workspace, args)
+            decode.attend(&stream, &plan, &mut workspace, args)
         })
     })?;
 
@@ -133,8 +147,7 @@ pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Poi
     times.sort_by(f64::total_cmp);
     issues.sort_by(f64::total_cmp);
 
-    let layers = inputs.caches.len();
-    let us = |seconds: f64| seconds * 1e6 / layers as f64;
+    let us = |seconds: f64| seconds * 1e6 / launches as f64;
     let tokens: usize = inputs.lens.iter().map(|&len| len as usize).sum();
     Ok(Measurement {
         point: point.to_string(),
@@ -145,11 +158,25 @@ pub(crate) fn measure<B: GraphBackend>(backend: &B, mla: &MlaConfig, point: &Poi
         kv_bytes: tokens * mla.head_dim() * method.kv_dtype.size(),
         flops: 2.0 * (tokens * point.query_len * mla.num_heads) as f64 * (mla.head_dim() + mla.kv_lora_rank) as f64,
         error: inputs.error(backend, &mla, point, &out, method)?,
-        layers,
+        launches,
         replays: times.len(),
         num_kv_splits: plan.decode.num_kv_splits,
         kernel: plan.kernels.split.to_string(),
     })
+}
+
+/// Fills a cache with the rows, over and over, in pieces of many: a large cache takes few copies.
+fn repeat_rows<B: GraphBackend>(backend: &B, cache: &Tensor<B>, rows: &Rows) -> Result<()> {
+    let [num_pages, page_size, width] = *cache.shape() else { return Ok(()) };
+    let cache = cache.reshape([num_pages * page_size, width])?;
+    let total = cache.shape()[0];
+    let piece: Vec<u8> = rows.bytes(0..DISTINCT_ROWS).repeat((total / DISTINCT_ROWS).clamp(1, 32));
+    let piece_rows = piece.len() / (width * cache.dtype().size());
+    for start in (0..total).step_by(piece_rows) {
+        let part = cache.narrow(0, start..total.min(start + piece_rows))?;
+        part.write_bytes(backend, &piece[..part.span_bytes()])?;
+    }
+    Ok(())
 }
 
 impl<B: GraphBackend> Inputs<B> {
@@ -174,19 +201,21 @@ impl<B: GraphBackend> Inputs<B> {
         let kv_rows = Rows::random(method.kv_dtype, DISTINCT_ROWS, mla.head_dim(), &mut rng);
         let layer_bytes = num_pages * mla.page_size * mla.head_dim() * method.kv_dtype.size();
         let layers = method.pool_bytes.div_ceil(layer_bytes).clamp(1, method.max_layers);
-        let bytes: Vec<u8> = (0..num_pages * mla.page_size)
-            .flat_map(|row| kv_rows.bytes(row % DISTINCT_ROWS..row % DISTINCT_ROWS + 1))
-            .copied()
-            .collect();
         let caches = (0..layers).map(|_| {
-            let shape = [num_pages, mla.page_size, mla.head_dim()];
-            KvCache::joined(&Tensor::from_bytes(backend, shape, method.kv_dtype, &bytes)?, mla)
+            let cache = Tensor::empty(backend, [num_pages, mla.page_size, mla.head_dim()], method.kv_dtype)?;
+            repeat_rows(backend, &cache, &kv_rows)?;
+            KvCache::joined(&cache, mla)
         });
         let rows = point.batch * point.query_len;
         let q_rows = Rows::random(method.q_dtype, rows, mla.num_heads * mla.head_dim(), &mut rng);
         Ok(Self {
             caches: caches.collect::<Result<_>>()?,
-            q: Tensor::from_bytes(backend, [rows, mla.num_heads, mla.head_dim()], method.q_dtype, q_rows.bytes(0..rows))?,
+            q: Tensor::from_bytes(
+                backend,
+                [rows, mla.num_heads, mla.head_dim()],
+                method.q_dtype,
+                q_rows.bytes(0..rows),
+            )?,
             q_rows,
             kv_rows,
             table: Tensor::from_slice(backend, [point.batch, width], &table)?,
@@ -198,7 +227,7 @@ impl<B: GraphBackend> Inputs<B> {
 
     /// Largest error of some rows of the output.
     fn error(&self, backend: &B, mla: &MlaConfig, point: &Point, out: &Tensor<B>, method: &Method) -> Result<f64> {
-        let mut rng = Rng::new(method.seed ^ 0xc4ec_4ed);
+        let mut rng = Rng::new(method.seed ^ 0x0c4e_c4ed);
         let mut worst = 0.0_f64;
         let width = mla.head_dim();
         for _ in 0..CHECKED_ROWS {

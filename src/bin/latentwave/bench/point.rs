@@ -105,7 +105,9 @@ impl FromStr for Point {
 /// Points by the name of a list, or written out and set apart by commas.
 pub(crate) fn list(text: &str) -> Result<Vec<Point>, String> {
     let points = match text {
-        "small" => "B1 S1024 H16 q1, B1 S4096 H16 q1, B4 S4096 H16 q1, B16 S1024 H16 q1, B4 S4096 H16 q4, var B16 ~1024 H16 q1",
+        "small" => {
+            "B1 S1024 H16 q1, B1 S4096 H16 q1, B4 S4096 H16 q1, B16 S1024 H16 q1, B4 S4096 H16 q4, var B16 ~1024 H16 q1"
+        }
         "gpu" => {
             "B1 S1024 H16 q1, B1 S1024 H128 q1, B1 S4096 H16 q1, B1 S4096 H128 q1, B1 S65536 H16 q1, B1 S131072 H128 q1, \
              B4 S4096 H128 q1, B4 S16384 H16 q1, B4 S131072 H32 q1, B16 S4096 H16 q1, B16 S4096 H128 q1, B16 S16384 H64 q1, \

@@ -2,27 +2,15 @@
 
 use std::error::Error as StdError;
 
-use plotters::coord::Shift;
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::stats::{Measured, StepRecord, percentile};
+use crate::draw::{Area, BLUE, Drawn, GRID, MUTED, ORANGE, PALE, TEAL, font, key, tick, titled};
 use crate::text;
-
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
-type Drawn = Result<(), Box<dyn StdError>>;
 
 /// Width and height of the drawing.
 pub(crate) const SIZE: (u32, u32) = (1200, 940);
-
-const FONT: &str = "Inter, Segoe UI, Helvetica, Arial, sans-serif";
-const INK: RGBColor = RGBColor(0x1b, 0x23, 0x30);
-const MUTED: RGBColor = RGBColor(0x6b, 0x76, 0x86);
-const GRID: RGBColor = RGBColor(0xe9, 0xed, 0xf3);
-const BLUE: RGBColor = RGBColor(0x2f, 0x6b, 0xd8);
-const PALE: RGBColor = RGBColor(0xf4, 0xb8, 0x88);
-const TEAL: RGBColor = RGBColor(0x17, 0x94, 0x87);
-const ORANGE: RGBColor = RGBColor(0xe0, 0x6c, 0x1f);
 
 /// Most points that a line is drawn of; steps beyond are averaged.
 const POINTS: usize = 560;
@@ -50,29 +38,6 @@ pub(crate) fn draw(measured: &Measured) -> Result<String, Box<dyn StdError>> {
     Ok(svg)
 }
 
-fn font(size: u32, color: &RGBColor) -> TextStyle<'static> {
-    (FONT, size).into_font().color(color)
-}
-
-/// Writes a panel's title and the line under it, and returns the room below.
-fn titled<'a>(area: &Area<'a>, title: &str, note: &str) -> Result<Area<'a>, Box<dyn StdError>> {
-    let bold = (FONT, 20, FontStyle::Bold).into_font().color(&INK);
-    area.draw(&Text::new(title.to_owned(), (24, 14), bold))?;
-    area.draw(&Text::new(note.to_owned(), (24, 38), font(15, &MUTED)))?;
-    Ok(area.margin(62, 8, 14, 20))
-}
-
-/// A key of colours at the right of a panel's title.
-fn key(area: &Area<'_>, entries: &[(&str, RGBColor)]) -> Drawn {
-    let mut x = area.dim_in_pixel().0 as i32 - 24;
-    for (name, color) in entries.iter().rev() {
-        x -= 7 * name.chars().count() as i32 + 26;
-        area.draw(&Rectangle::new([(x, 17), (x + 11, 28)], color.filled()))?;
-        area.draw(&Text::new((*name).to_owned(), (x + 17, 16), font(15, &MUTED)))?;
-    }
-    Ok(())
-}
-
 /// Mean of a value over runs of neighbouring steps, against the attention time at the run's end.
 fn series(steps: &[StepRecord], value: impl Fn(&StepRecord) -> f64) -> Vec<(f64, f64)> {
     let mut clock = 0.0;
@@ -93,17 +58,6 @@ fn axis(most: f64) -> f64 {
 
 fn highest(points: &[(f64, f64)]) -> f64 {
     points.iter().map(|point| point.1).fold(0.0, f64::max)
-}
-
-/// A number on an axis: short above a thousand.
-fn tick(number: f64) -> String {
-    match number.abs() {
-        x if x >= 1e6 => format!("{}M", (number / 1e4).round() / 100.0),
-        x if x >= 1e3 => format!("{}k", (number / 1e2).round() / 10.0),
-        x if x == 0.0 => "0".to_owned(),
-        x if x >= 10.0 => format!("{number:.0}"),
-        _ => format!("{}", (number * 100.0).round() / 100.0),
-    }
 }
 
 fn draw_batch(area: &Area<'_>, measured: &Measured) -> Drawn {
@@ -154,7 +108,9 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
     let beyond = times.iter().filter(|&&time| time > end).count();
     let note = match beyond {
         0 => "steps by their duration".to_owned(),
-        _ => format!("steps by their duration; {beyond} longer, up to {}", text::seconds(*times.last().unwrap_or(&0.0))),
+        _ => {
+            format!("steps by their duration; {beyond} longer, up to {}", text::seconds(*times.last().unwrap_or(&0.0)))
+        }
     };
     let body = titled(area, "Step time", &note)?;
 
@@ -183,7 +139,8 @@ fn draw_times(area: &Area<'_>, measured: &Measured) -> Drawn {
         .draw()?;
     let width = end * scale / BARS as f64;
     chart.draw_series(bars.iter().enumerate().filter(|(_, count)| **count > 0).map(|(i, &count)| {
-        let mut bar = Rectangle::new([(i as f64 * width, 0.0), ((i + 1) as f64 * width, count as f64)], BLUE.mix(0.55).filled());
+        let mut bar =
+            Rectangle::new([(i as f64 * width, 0.0), ((i + 1) as f64 * width, count as f64)], BLUE.mix(0.55).filled());
         bar.set_margin(0, 0, 0, 1);
         bar
     }))?;
@@ -222,7 +179,7 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
     let note = format!("query rows by graph size; {} of all are padding", text::percent(measured.padding_share()));
     let body = titled(area, "Padding", &note)?;
     key(area, &[("asked for", BLUE), ("padding", PALE)])?;
-    let most = axis(sizes.iter().map(|(_, rows, padding)| rows + padding).max().unwrap_or(0) as f64);
+    let most = axis(sizes.iter().map(|(_, rows, padding)| rows + padding).max().unwrap_or(0) as f64 * 1.04);
     let mut chart = ChartBuilder::on(&body)
         .set_label_area_size(LabelAreaPosition::Left, 52)
         .set_label_area_size(LabelAreaPosition::Bottom, 28)
@@ -245,6 +202,12 @@ fn draw_padding(area: &Area<'_>, measured: &Measured) -> Drawn {
             Rectangle::new([(left, 0.0), (right, rows)], BLUE.mix(0.55).filled()),
             Rectangle::new([(left, rows), (right, all)], PALE.filled()),
         ])?;
+        // The share too, since a small bar shows nothing.
+        if all > rows && sizes.len() <= 10 {
+            let style = font(14, &ORANGE).pos(Pos::new(HPos::Center, VPos::Bottom));
+            let share = text::percent((all - rows) / all);
+            chart.draw_series([Text::new(share, (i as f64 + 0.5, all + most * 0.01), style)])?;
+        }
     }
     // Names under the bars: all that fit.
     let every = sizes.len().div_ceil(14).max(1);

@@ -113,7 +113,8 @@ pub(crate) fn table(setting: &Setting, measured: &Measured) -> String {
 
     let mut requests = format!("{} finished", text::count(measured.finished));
     if measured.rejected > 0 {
-        let _ = write!(requests, ", {} rejected: longer than the cache or --max-model-len", text::count(measured.rejected));
+        let _ =
+            write!(requests, ", {} rejected: longer than the cache or --max-model-len", text::count(measured.rejected));
     }
     if measured.unfinished > 0 {
         let _ = write!(requests, ", {} left over", text::count(measured.unfinished));
@@ -139,7 +140,15 @@ pub(crate) fn table(setting: &Setting, measured: &Measured) -> String {
     );
     if measured.drafts[0] > 0 {
         let share = measured.drafts[1] as f64 / measured.drafts[0] as f64;
-        row("drafts", format!("{} of {} accepted ({})", text::count(measured.drafts[1]), text::count(measured.drafts[0]), text::percent(share)));
+        row(
+            "drafts",
+            format!(
+                "{} of {} accepted ({})",
+                text::count(measured.drafts[1]),
+                text::count(measured.drafts[0]),
+                text::percent(share)
+            ),
+        );
     }
     row("attention", format!("{} tokens/s", text::quantity(tokens_per_second(measured))));
     row(
@@ -152,7 +161,10 @@ pub(crate) fn table(setting: &Setting, measured: &Measured) -> String {
             text::seconds(times.max)
         ),
     );
-    row("KV read", format!("{} GB/s", text::quantity(measured.kv_bytes_per_second(setting.kv_row_bytes, setting.layers) / 1e9)));
+    row(
+        "KV read",
+        format!("{} GB/s", text::quantity(measured.kv_bytes_per_second(setting.kv_row_bytes, setting.layers) / 1e9)),
+    );
     row("padding", format!("{} of the query rows computed", text::percent(measured.padding_share())));
     row(
         "reserved",
@@ -164,7 +176,10 @@ pub(crate) fn table(setting: &Setting, measured: &Measured) -> String {
         ),
     );
     let (_, mean, most) = measured.allocations();
-    row("allocations", format!("{} per step, at most {most}", if mean == 0.0 { "0".into() } else { text::quantity(mean) }));
+    row(
+        "allocations",
+        format!("{} per step, at most {most}", if mean == 0.0 { "0".into() } else { text::quantity(mean) }),
+    );
     if let Some(verified) = &measured.verified {
         row(
             "verified",
@@ -248,7 +263,13 @@ fn page(setting: &Setting, measured: &Measured, svg: &str) -> String {
         tile(text::quantity(tokens_per_second(measured)), "tokens/s of attention"),
         tile(text::seconds(times.p50), "step time, median"),
         tile(text::seconds(times.p99), "step time, p99"),
-        tile(format!("{} GB/s", text::quantity(measured.kv_bytes_per_second(setting.kv_row_bytes, setting.layers) / 1e9)), "KV read"),
+        tile(
+            format!(
+                "{} GB/s",
+                text::quantity(measured.kv_bytes_per_second(setting.kv_row_bytes, setting.layers) / 1e9)
+            ),
+            "KV read",
+        ),
         tile(text::percent(measured.full_share_of_decode()), "decode steps on full graphs"),
         tile(measured.allocations().2.to_string(), "allocations per step, at most"),
     ]
@@ -262,10 +283,12 @@ fn page(setting: &Setting, measured: &Measured, svg: &str) -> String {
         }
         served += "</tr>\n";
     }
-    let reasons: String = setting.graph_mode_reasons.iter().map(|reason| format!("<li>{}</li>", escape(reason))).collect();
+    let reasons: String =
+        setting.graph_mode_reasons.iter().map(|reason| format!("<li>{}</li>", escape(reason))).collect();
     let [model, device] = heading(setting).map(|line| escape(&line));
     // The drawing scales with the page.
-    let drawing = svg.replacen(&format!("width=\"{}\" height=\"{}\"", plots::SIZE.0, plots::SIZE.1), "width=\"100%\"", 1);
+    let drawing =
+        svg.replacen(&format!("width=\"{}\" height=\"{}\"", plots::SIZE.0, plots::SIZE.1), "width=\"100%\"", 1);
     format!(
         "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\

@@ -163,7 +163,9 @@ impl Scheduler {
     /// Admits what has arrived by `now` and fits, and plans a step.
     pub(crate) fn schedule(&mut self, now: f64) {
         while self.running.len() < self.limits.max_num_seqs {
-            let Some(&(index, request)) = self.waiting.front().filter(|(_, request)| request.arrival <= now) else { break };
+            let Some(&(index, request)) = self.waiting.front().filter(|(_, request)| request.arrival <= now) else {
+                break;
+            };
             let pages = request.peak_tokens(self.limits.spec_tokens).div_ceil(self.limits.page_size);
             let Some(pages) = self.pool.take(pages) else { break };
             self.waiting.pop_front();

@@ -128,9 +128,8 @@ pub(crate) fn ratio(a: f64, b: f64) -> f64 {
 impl Measured {
     /// Adds a step. `record.served` is set here.
     pub(crate) fn record(&mut self, service: Service, mut record: StepRecord) {
-        let known = |served: &Served| {
-            served.mode == service.mode && served.size == service.size && served.why == service.why
-        };
+        let known =
+            |served: &Served| served.mode == service.mode && served.size == service.size && served.why == service.why;
         let index = self.served.iter().position(known).unwrap_or_else(|| {
             let Service { mode, size, why } = service;
             self.served.push(Served { mode, size, why, steps: 0, query_tokens: 0, padding: 0, seconds: 0.0 });
@@ -252,7 +251,10 @@ pub(super) mod tests {
     fn nothing_measured_divides_by_nothing() {
         let measured = Measured::default();
         assert_eq!(measured.times(), StepTimes::default());
-        assert_eq!(measured.kv_bytes_per_second(1, 1) + measured.padding_share() + measured.full_share_of_decode(), 0.0);
+        assert_eq!(
+            measured.kv_bytes_per_second(1, 1) + measured.padding_share() + measured.full_share_of_decode(),
+            0.0
+        );
         assert_eq!(measured.allocations(), (0, 0.0, 0));
     }
 }

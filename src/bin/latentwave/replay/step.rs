@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use latentwave::ops::{CacheWrite, write_cache};
 use latentwave::graph::RuntimeMode;
+use latentwave::ops::{CacheWrite, write_cache};
 use latentwave::session::{DecodeSession, SessionConfig, Step, StepBatch, StepReport};
 use latentwave::{DType, GraphBackend, KvCache, Result, Tensor, reference};
 
@@ -198,8 +198,12 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let rows = decode.len() * query_len + self.layers.len() - 1;
         self.q_base = self.rng.below(self.q_rows.len() - rows + 1);
         self.kv_base = self.rng.below(FRESH_ROWS);
-        self.q_step.narrow(0, 0..rows)?.write_bytes(self.backend, self.q_rows.bytes(self.q_base..self.q_base + rows))?;
-        self.kv_step.narrow(0, 0..rows)?.write_bytes(self.backend, self.kv_rows.bytes(self.kv_base..self.kv_base + rows))?;
+        self.q_step
+            .narrow(0, 0..rows)?
+            .write_bytes(self.backend, self.q_rows.bytes(self.q_base..self.q_base + rows))?;
+        self.kv_step
+            .narrow(0, 0..rows)?
+            .write_bytes(self.backend, self.kv_rows.bytes(self.kv_base..self.kv_base + rows))?;
         for (i, index) in decode.into_iter().enumerate() {
             let sequence = scheduler.running_mut(index);
             let first = self.kv_base + i * query_len;
@@ -218,8 +222,10 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let rank = self.config.mla.kv_lora_rank;
         let sequence = scheduler.running_mut(chunk.sequence);
         sequence.rows.extend((base..base + tokens.len()).map(|row| row as u32));
-        let slots: Vec<i64> =
-            tokens.clone().map(|at| i64::from(sequence.pages[at / page_size]) * page_size as i64 + (at % page_size) as i64).collect();
+        let slots: Vec<i64> = tokens
+            .clone()
+            .map(|at| i64::from(sequence.pages[at / page_size]) * page_size as i64 + (at % page_size) as i64)
+            .collect();
         // A range of its own: the writes of the prompt before may still read theirs.
         let slot_mapping = self.slots.narrow(0, offset..offset + slots.len())?;
         slot_mapping.write(self.backend, &slots)?;

@@ -126,7 +126,8 @@ fn seconds(text: &str) -> Option<f64> {
 
     // Days since 1970 in the Gregorian calendar, with years that begin in March.
     let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let days = 365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (153 * month + 2) / 5 + day;
+    let days =
+        365 * year + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400) + (153 * month + 2) / 5 + day;
     Some((((days - 719_469) * 24 + hour) * 60 + minute) as f64 * 60.0 + second)
 }
 
@@ -174,7 +175,8 @@ mod tests {
         assert_eq!(seconds("2000-03-01T00:00:01.5Z"), Some(951_868_801.5));
         assert_eq!(seconds("2023-12-31 23:59:59").map(|s| s + 1.0), seconds("2024-01-01 00:00:00"));
         assert_eq!(seconds("2024-02-29 00:00:00").map(|s| s + 86_400.0), seconds("2024-03-01 00:00:00"));
-        for bad in ["", "today", "2023-13-01 00:00:00", "2023-01-01", "2023-01-01 25:00:00", "NaN", "2023-01-01 00:00"] {
+        for bad in ["", "today", "2023-13-01 00:00:00", "2023-01-01", "2023-01-01 25:00:00", "NaN", "2023-01-01 00:00"]
+        {
             assert_eq!(seconds(bad), None, "{bad}");
         }
     }
@@ -195,7 +197,10 @@ mod tests {
         }
         assert_eq!(parse_error(&format!("{HEADER}\n1.0,5,0\n")).0, "line 2, column `GeneratedTokens`");
         assert_eq!(parse_error(&format!("{HEADER}\nnoon,5,6\n")).0, "line 2, column `TIMESTAMP`");
-        assert!(matches!(parse(&b"TIMESTAMP,ContextTokens,GeneratedTokens\n1.0,\xff\xfe,3\n"[..], "t"), Err(Error::Parse { .. })));
+        assert!(matches!(
+            parse(&b"TIMESTAMP,ContextTokens,GeneratedTokens\n1.0,\xff\xfe,3\n"[..], "t"),
+            Err(Error::Parse { .. })
+        ));
     }
 
     #[test]

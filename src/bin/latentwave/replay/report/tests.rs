@@ -1,5 +1,5 @@
-use super::super::stats::{StepRecord, Verified};
 use super::super::stats::tests::{full, step};
+use super::super::stats::{StepRecord, Verified};
 use super::*;
 use crate::rng::Rng;
 
@@ -40,7 +40,8 @@ fn setting() -> Setting {
 
 fn measured() -> Measured {
     let mut rng = Rng::new(9);
-    let mut measured = Measured { finished: 3, rejected: 1, decoded_tokens: 4000, drafts: [30, 21], ..Measured::default() };
+    let mut measured =
+        Measured { finished: 3, rejected: 1, decoded_tokens: 4000, drafts: [30, 21], ..Measured::default() };
     for i in 0..3000 {
         let rows = 1 + rng.below(16);
         let size = [1, 2, 4, 8, 16].into_iter().find(|&size| size >= rows).unwrap();
@@ -125,13 +126,13 @@ fn endings() {
     assert!(matches!(write_json(missing, &setting(), &measured()), Err(Error::Io { .. })));
 }
 
-/// Writes the sample page where `LATENTWAVE_SAMPLE_REPORT` names a folder, to be looked at.
 #[test]
-fn a_sample_to_look_at() {
-    let folder = std::env::var_os("LATENTWAVE_SAMPLE_REPORT").map_or_else(std::env::temp_dir, Into::into);
-    for name in ["latentwave-sample.html", "latentwave-sample.svg"] {
-        let path = folder.join(name);
+fn reports_by_their_ending() {
+    for (ending, begin) in [("html", "<!doctype html>"), ("svg", "<svg")] {
+        let path = std::env::temp_dir().join(format!("latentwave-report-{}.{ending}", std::process::id()));
         write_report(&path, &setting(), &measured()).unwrap();
-        assert!(std::fs::read_to_string(&path).unwrap().contains("<svg"));
+        let written = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(written.starts_with(begin) && written.contains("Step time"), "{ending}");
     }
 }

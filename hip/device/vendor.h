@@ -1,0 +1,148 @@
+// AMD's spelling of the device vocabulary; kernels/vendor.h of the root package is NVIDIA's and documents it.
+#define KERNEL(threads) \
+    extern "C" __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(1)))
+#define DEVICE inline __attribute__((device, always_inline))
+#define CONSTANT constexpr __attribute__((host, device))
+#define GLOBAL
+#define SHARED
+#define SHARED_MEMORY(name) extern __attribute__((shared)) __attribute__((aligned(128))) unsigned char name[]
+#define SHARED_ARRAY(type, name, count) __attribute__((shared)) type name[count]
+#define UNROLL _Pragma("unroll")
+#define NO_UNROLL _Pragma("nounroll")
+#define unlikely(condition) __builtin_expect(condition, 0)
+
+using uint8 = unsigned char;
+using uint16 = unsigned short;
+using uint32 = unsigned int;
+using int64 = long long;
+using uint64 = unsigned long long;
+
+DEVICE int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
+DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
+DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+
+#if WAVE == 64
+#define WAVE_BALLOT __builtin_amdgcn_ballot_w64
+#else
+#define WAVE_BALLOT __builtin_amdgcn_ballot_w32
+#endif
+
+DEVICE void barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
+    __builtin_amdgcn_s_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
+}
+
+/// Two barriers apart at least from the next call.
+DEVICE bool barrier_any(bool condition) {
+    SHARED_ARRAY(int, any_of_wave, 16);
+    bool any = WAVE_BALLOT(condition) != 0;
+    if (thread_index() % WAVE == 0) any_of_wave[thread_index() / WAVE] = any;
+    barrier();
+    any = false;
+    UNROLL for (int wave = 0; wave < THREADS / WAVE; wave++) any |= any_of_wave[wave] != 0;
+    return any;
+}
+
+DEVICE int highest_bit(int x) { return 31 - __builtin_clz(x); }
+
+template <typename T>
+DEVICE T GLOBAL* global_pointer(uint64 address) {
+    // Through the address space of device memory, so that accesses are global and not flat.
+    return (T*)(__attribute__((address_space(1))) T*)address;
+}
+
+/// The 32-bit words of a value of lane `from`.
+template <typename T>
+DEVICE T shuffle_from(T value, int from) {
+    constexpr int WORDS = sizeof(T) / 4;
+    int word[WORDS];
+    __builtin_memcpy(word, &value, sizeof(T));
+    UNROLL for (int i = 0; i < WORDS; i++) word[i] = __builtin_amdgcn_ds_bpermute(from * 4, word[i]);
+    __builtin_memcpy(&value, word, sizeof(T));
+    return value;
+}
+
+template <typename T>
+DEVICE T shuffle_xor(T value, int mask) {
+    return shuffle_from(value, thread_index() % WAVE ^ mask);
+}
+
+template <typename T>
+DEVICE T shuffle_up(T value, int delta) {
+    int lane = thread_index() % WAVE;
+    return shuffle_from(value, lane >= delta ? lane - delta : lane);
+}
+
+
+DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
+DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
+
+DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
+DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
+DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+
+/// Loads and stores at once: there is no copy past the registers that serves every architecture.
+DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
+    typedef uint32 Vector __attribute__((ext_vector_type(4)));
+    Vector word = {0, 0, 0, 0};
+    if (valid) word = *(const __attribute__((address_space(1))) Vector*)(uint64)from;
+    *(Vector SHARED*)to = word;
+}
+
+DEVICE void copy_commit() {}
+
+template <int pending>
+DEVICE void copy_wait() {}
+
+DEVICE void grid_dependency_wait() {}
+DEVICE void grid_dependency_launch() {}
+
+/// A float rounded to bf16, ties to even; a NaN stays one.
+DEVICE uint32 round_bf16(float value) {
+    uint32 bits = float_bits(value);
+    uint32 rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
+    return value != value ? bits >> 16 | 0x40u : rounded;
+}
+
+DEVICE uint32 pack_bf16(float low, float high) {
+#if defined(__gfx950__)
+    typedef __bf16 Pair __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32, (Pair){(__bf16)low, (__bf16)high});
+#else
+    return round_bf16(low) | round_bf16(high) << 16;
+#endif
+}
+
+DEVICE uint32 pack_f16(float low, float high) {
+    typedef _Float16 Pair __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32, (Pair){(_Float16)low, (_Float16)high});
+}
+
+DEVICE float f16_to_float(uint16 bits) { return (float)__builtin_bit_cast(_Float16, bits); }
+
+DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
+    low = f16_to_float((uint16)packed);
+    high = f16_to_float((uint16)(packed >> 16));
+}
+
+constexpr bool CONVERTS_E4M3 = false;
+DEVICE void e4m3x4_to_f16(uint32, uint32&, uint32&) {}
+
+DEVICE uint32 multiply_bf16x2(uint32 a, uint32 b) {
+    // Exact products fit bf16, so their low halves are zero.
+    float low = bits_float(a << 16) * bits_float(b << 16);
+    float high = bits_float(a & 0xffff0000u) * bits_float(b & 0xffff0000u);
+    return float_bits(low) >> 16 | (float_bits(high) & 0xffff0000u);
+}
+
+DEVICE uint32 multiply_f16x2(uint32 a, uint32 b) {
+    typedef _Float16 Pair __attribute__((ext_vector_type(2)));
+    return __builtin_bit_cast(uint32, __builtin_bit_cast(Pair, a) * __builtin_bit_cast(Pair, b));
+}
+
+DEVICE uint32 select_bytes(uint32 low, uint32 high, uint32 selector) {
+    // v_perm_b32 takes a byte per selector and counts its second operand first.
+    uint32 wide = (selector & 0xf) | (selector >> 4 & 0xf) << 8 | (selector >> 8 & 0xf) << 16 | (selector >> 12 & 0xf) << 24;
+    return __builtin_amdgcn_perm(high, low, wide);
+}

@@ -1,0 +1,343 @@
+//! The program as a person runs it: its table, its files, its errors and its exit status.
+//!
+//! `LATENTWAVE_BIN` names the program to test (by default the one built beside this test), `LATENTWAVE_DATA_DIR` the folder of
+//! the trace excerpt (by default `data`).
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use serde_json::Value;
+
+/// Five requests; the second is the longest, with 70 + 29 cached tokens.
+const TRACE: &str = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n\
+    2023-11-16 18:15:46.6805900,37,12\r\n\
+    2023-11-16 18:15:50.9951690,70,30\r\n\
+    2023-11-16 18:15:51.2224670,5,1\r\n\
+    2023-11-16 18:15:51.3910170,9,17\r\n\
+    2023-11-16 18:15:52.0000000,64,8\r\n";
+
+/// Tokens that those requests decode: all but the first of each.
+const DECODED: u64 = 12 + 30 + 1 + 17 + 8 - 5;
+
+/// A small model: five heads of 256 + 32.
+const SMALL: &[&str] = &["--model", "minicpm3", "--tp", "8", "--page-size", "16", "--max-num-seqs", "3"];
+
+fn program() -> Command {
+    let built = option_env!("CARGO_BIN_EXE_latentwave").map(PathBuf::from);
+    let path = std::env::var_os("LATENTWAVE_BIN").map(PathBuf::from).or(built);
+    Command::new(path.expect("LATENTWAVE_BIN names the program"))
+}
+
+fn excerpt() -> PathBuf {
+    let folder = std::env::var_os("LATENTWAVE_DATA_DIR").map_or_else(|| PathBuf::from("data"), PathBuf::from);
+    folder.join("azure_conv_excerpt.csv")
+}
+
+/// A file of this test's own.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new(ending: &str) -> Self {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("latentwave-cli-{}-{}{ending}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed));
+        Self(std::env::temp_dir().join(name))
+    }
+
+    fn holding(ending: &str, content: &str) -> Self {
+        let scratch = Self::new(ending);
+        std::fs::write(&scratch.0, content).unwrap();
+        scratch
+    }
+
+    fn path(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+
+    fn read(&self) -> String {
+        std::fs::read_to_string(&self.0).unwrap()
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+struct Ran {
+    status: Option<i32>,
+    out: String,
+    err: String,
+}
+
+fn run(args: &[&str]) -> Ran {
+    let output = program().args(args).output().unwrap();
+    Ran {
+        status: output.status.code(),
+        out: String::from_utf8(output.stdout).unwrap(),
+        err: String::from_utf8(output.stderr).unwrap(),
+    }
+}
+
+impl Ran {
+    /// Checks the exit status, and that every word is in the output.
+    #[track_caller]
+    fn shows(&self, status: i32, words: &[&str]) {
+        assert_eq!(self.status, Some(status), "{}\n{}", self.out, self.err);
+        for word in words {
+            assert!(self.out.contains(word), "`{word}` is missing in\n{}", self.out);
+        }
+    }
+
+    /// Checks that the command failed with a message that says all this.
+    #[track_caller]
+    fn fails(&self, words: &[&str]) {
+        assert_eq!(self.status, Some(1), "{}\n{}", self.out, self.err);
+        let message = self.err.lines().find(|line| line.starts_with("error: ")).expect("an error message");
+        for word in words {
+            assert!(message.contains(word), "`{word}` is missing in `{message}`");
+        }
+    }
+}
+
+/// Replays the small trace and returns the JSON file.
+fn replay(more: &[&str]) -> (Ran, Value) {
+    let trace = Scratch::holding(".csv", TRACE);
+    let json = Scratch::new(".json");
+    let args = [&["replay", trace.path(), "--json", json.path()], SMALL, more].concat();
+    let ran = run(&args);
+    assert!(json.0.exists(), "no JSON file\n{}\n{}", ran.out, ran.err);
+    let value = serde_json::from_str(&json.read()).unwrap();
+    (ran, value)
+}
+
+#[test]
+fn a_replay_generates_all_tokens_right_without_allocating() {
+    let report = Scratch::new(".html");
+    let (ran, json) = replay(&["--verify", "4", "--report", report.path()]);
+    ran.shows(0, &["5 finished", "tokens/s", "p50", "GB/s", "0 missed", "allocations  0 per step, at most 0", "FULL"]);
+    assert_eq!(json["decoded_tokens"], DECODED);
+    assert_eq!(json["first_tokens"], 5);
+    assert_eq!(json["prompt_tokens"], 37 + 70 + 5 + 9 + 64);
+    assert_eq!(json["allocations_per_step_max"], 0);
+    assert_eq!(json["verified"]["misses"], 0);
+    let steps = json["steps"].as_array().unwrap();
+    assert_eq!(json["verified"]["rows"], 4 * steps.len() as u64);
+    assert_eq!(json["full_graph_share_of_decode_steps"], 1.0);
+    let page = report.read();
+    assert!(page.contains("<svg") && page.contains("Step time"));
+}
+
+#[test]
+fn every_graph_mode_policy_and_type_is_right() {
+    for more in [
+        &["--graph-mode", "none"][..],
+        &["--graph-mode", "full", "--no-piecewise"],
+        &["--capture-sizes", "2", "--split-policy", "fixed:3"],
+        &["--split-policy", "invariant:32", "--page-size", "7", "--layers", "3"],
+        &["--dtype", "f32", "--split-policy", "min-tokens:16"],
+        &["--dtype", "f16", "--kv-dtype", "fp8_e4m3", "--kv-scale", "0.05"],
+        &["--kv-dtype", "fp8_e4m3fnuz"],
+        &["--arrivals", "trace"],
+        &["--max-num-batched-tokens", "11"],
+    ] {
+        let (ran, json) = replay(&[more, &["--verify", "2"]].concat());
+        ran.shows(0, &["5 finished", "0 missed"]);
+        assert_eq!(json["decoded_tokens"], DECODED, "{more:?}");
+        assert!(json["verified"]["rows"].as_u64() > Some(0), "{more:?}");
+    }
+}
+
+#[test]
+fn graphs_serve_what_was_captured() {
+    let (ran, json) = replay(&["--capture-sizes", "2"]);
+    ran.shows(0, &["the largest full graph of this kind has 2 tokens", "FULL"]);
+    let modes: Vec<&str> =
+        json["served"].as_array().unwrap().iter().map(|served| served["mode"].as_str().unwrap()).collect();
+    assert!(modes.contains(&"NONE"), "{modes:?}");
+    let (_, json) = replay(&["--graph-mode", "none"]);
+    assert_eq!(json["setting"]["graph_mode"], "NONE");
+    assert_eq!(json["full_graph_share_of_decode_steps"], 0.0);
+}
+
+#[test]
+fn drafts_are_verified_and_accepted_as_asked() {
+    for (acceptance, accepted) in [("0", 0), ("1", 1)] {
+        let (ran, json) = replay(&["--spec-tokens", "2", "--acceptance", acceptance, "--verify", "3", "--layers", "2"]);
+        ran.shows(0, &["5 finished", "accepted", "0 missed"]);
+        assert_eq!(json["decoded_tokens"], DECODED);
+        let drafts = json["drafts"].as_array().unwrap();
+        assert_eq!(drafts[1].as_u64(), drafts[0].as_u64().map(|offered| offered * accepted));
+        assert_eq!(json["allocations_per_step_max"], 0);
+    }
+    let [slow, fast] =
+        ["0", "1"].map(|p| replay(&["--spec-tokens", "2", "--acceptance", p]).1["steps"].as_array().unwrap().len());
+    assert!(fast < slow, "{fast} steps with every draft accepted, {slow} with none");
+}
+
+#[test]
+fn a_seed_makes_a_run_repeat() {
+    let made = |seed| {
+        let (_, json) = replay(&["--spec-tokens", "3", "--acceptance", "0.5", "--seed", seed]);
+        json["steps"].as_array().unwrap().iter().map(|step| step["generated"].clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(made("7"), made("7"));
+}
+
+#[test]
+fn what_does_not_fit_is_rejected_and_counted() {
+    let (ran, json) = replay(&["--max-model-len", "80"]);
+    ran.shows(0, &["4 finished, 1 rejected"]);
+    assert_eq!(json["decoded_tokens"], DECODED - 29);
+    let (_, json) = replay(&["--num-pages", "5"]);
+    assert_eq!((&json["rejected"], &json["finished"]), (&Value::from(1), &Value::from(4)));
+}
+
+#[test]
+fn the_excerpt_runs() {
+    let excerpt = excerpt();
+    let more = ["--max-steps", "12", "--verify", "1", "--max-num-batched-tokens", "512"];
+    let args = [&["replay", excerpt.to_str().unwrap()], SMALL, &more].concat();
+    run(&args).shows(0, &["left over", "0 missed", "FULL"]);
+}
+
+#[test]
+fn a_miss_makes_the_status_3() {
+    let (ran, json) = replay(&["--verify", "2", "--tolerance", "0"]);
+    ran.shows(3, &["missed"]);
+    assert!(ran.err.contains("miss: request"), "{}", ran.err);
+    assert!(json["verified"]["misses"].as_u64() > Some(0));
+}
+
+#[test]
+fn models_from_a_file() {
+    let config = r#"{"num_attention_heads": 4, "num_hidden_layers": 2, "kv_lora_rank": 32, "qk_nope_head_dim": 16,
+        "qk_rope_head_dim": 8, "v_head_dim": 16}"#;
+    let file = Scratch::holding(".json", config);
+    let trace = Scratch::holding(".csv", TRACE);
+    let args = ["replay", trace.path(), "--model", file.path(), "--layers", "all", "--dtype", "f32", "--verify", "2"];
+    run(&args).shows(0, &["4 heads, 2 layers", "5 finished", "0 missed"]);
+    let broken = Scratch::holding(".json", &config[..60]);
+    run(&["replay", trace.path(), "--model", broken.path()]).fails(&[broken.path(), "line 1", "whole"]);
+    let missing = Scratch::holding(".json", r#"{"num_attention_heads": 4}"#);
+    run(&["replay", trace.path(), "--model", missing.path()]).fails(&["key `kv_lora_rank`", "missing"]);
+}
+
+#[test]
+fn bad_traces_name_the_line() {
+    for (content, words) in [
+        ("", &["TIMESTAMP"][..]),
+        ("TIMESTAMP,ContextTokens\r\n1,2\r\n", &["GeneratedTokens"]),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\r\n1.0,5,6\r\n2.0,5", &["line 3", "2 fields"]),
+        ("TIMESTAMP,ContextTokens,GeneratedTokens\n1.0,many,6\n", &["line 2", "ContextTokens", "`many`"]),
+    ] {
+        let trace = Scratch::holding(".csv", content);
+        run(&["replay", trace.path()]).fails(&[&[trace.path()], words].concat());
+    }
+    run(&["replay", "no/such/trace.csv"]).fails(&["no/such/trace.csv"]);
+}
+
+#[test]
+fn bad_arguments_name_the_fix() {
+    let trace = Scratch::holding(".csv", TRACE);
+    for (more, words) in [
+        (&["--model", "gpt-2"][..], &["`gpt-2`", "deepseek-v3"][..]),
+        (&["--tp", "3"], &["tensor_parallel", "[1, 2, 4, 8, 16]"]),
+        (&["--page-size", "0"], &["page_size"]),
+        (&["--layers", "none"], &["layers"]),
+        (&["--max-num-seqs", "0"], &["max_num_seqs"]),
+        (&["--max-num-batched-tokens", "16"], &["max_num_batched_tokens", "16 tokens"]),
+        (&["--report", "plots.png"], &["plots.png", ".html"]),
+        (&["--kv-scale", "0.5"], &["kv_scale"]),
+        (&["--capture-sizes", "0"], &["0"]),
+        (&["--device", "1"], &["no device 1"]),
+    ] {
+        run(&[&["replay", trace.path()], more].concat()).fails(words);
+    }
+    for more in
+        [&["--graph-mode", "fastest"][..], &["--split-policy", "fixed"], &["--acceptance", "2"], &["--nonsense"]]
+    {
+        let ran = run(&[&["replay", trace.path()], more].concat());
+        assert_eq!(ran.status, Some(2), "{more:?}: {}", ran.err);
+    }
+}
+
+#[test]
+fn a_backend_that_is_not_there_is_an_error_and_auto_finds_another() {
+    let trace = Scratch::holding(".csv", TRACE);
+    for backend in ["cuda", "rocm"] {
+        let ran = run(&[&["replay", trace.path(), "--backend", backend, "--max-steps", "1"], SMALL].concat());
+        // Either the device is there and works, or the message says what is missing.
+        if ran.status != Some(0) {
+            ran.fails(&[backend]);
+        }
+    }
+    run(&[&["replay", trace.path(), "--backend", "auto", "--verify", "1"], SMALL].concat()).shows(0, &["5 finished"]);
+}
+
+#[test]
+fn resolve_explains_each_step() {
+    run(&["resolve"]).shows(
+        0,
+        &["1. Builders", "UNIFORM_BATCH, set by latentwave", "-> FULL_AND_PIECEWISE", "FULL 4 (1 of padding)"],
+    );
+    let single = ["resolve", "--query-lens", "single-only", "--spec-tokens", "1"];
+    run(&single).shows(0, &["FULL_AND_PIECEWISE becomes PIECEWISE", "need UNIFORM_BATCH"]);
+    run(&["resolve", "--dcp", "2", "--spec-tokens", "1"]).shows(0, &["less than claimed", "-> PIECEWISE"]);
+    run(&["resolve", "--other", "never"]).shows(0, &["NEVER, set by other"]);
+    // The pair that vLLM PR 47144 is about cannot be made.
+    let lie = ["resolve", "--query-lens", "single-only", "--claim", "uniform-batch"];
+    run(&lie).fails(&["UNIFORM_BATCH", "SINGLE_ONLY", "UNIFORM_SINGLE_TOKEN_DECODE"]);
+    run(&["resolve", "--graph-mode", "full", "--other", "never"]).fails(&["FULL", "other", "NEVER"]);
+}
+
+#[test]
+fn info_shows_devices_and_presets() {
+    run(&["info"]).shows(0, &["host 0: ", "cuda", "rocm", "deepseek-v3", "0.135234"]);
+}
+
+#[test]
+fn bench_measures_and_checks() {
+    let (json, plot) = (Scratch::new(".json"), Scratch::new(".svg"));
+    let points = "B2 S40 H3 q1, var B3 ~50 H2 q2, skew B1 1x70 H2";
+    let args = ["bench", "--points", points, "--model", "minicpm3", "--time", "0.02", "--pool", "1"];
+    run(&[&args[..], &["--json", json.path(), "--plot", plot.path()]].concat())
+        .shows(0, &["B2 S40 H3 q1", "var B3 ~50 H2 q2", "skew B1 1x70 H2 q1"]);
+    assert!(plot.read().starts_with("<svg"));
+    let value: Value = serde_json::from_str(&json.read()).unwrap();
+    assert!(value["ceilings"]["read"].as_f64() > Some(0.0));
+    for point in value["points"].as_array().unwrap() {
+        assert!(point["us"].as_f64() > Some(0.0) && point["error"].as_f64() < Some(2e-2), "{point}");
+    }
+    run(&["bench", "--points", "B2"]).fails(&["points", "`B64 S4096 H16 q1`"]);
+}
+
+#[test]
+fn help_documents_the_exit_status() {
+    run(&["--help"]).shows(0, &["replay", "resolve", "info", "bench", "Exit status"]);
+    run(&["replay", "--help"]).shows(0, &["--spec-tokens", "--verify", "Exit status", "130"]);
+    for command in ["resolve", "info", "bench"] {
+        run(&[command, "--help"]).shows(0, &["Options"]);
+    }
+}
+
+#[test]
+#[cfg(unix)]
+fn ctrl_c_shows_what_was_measured() {
+    let excerpt = excerpt();
+    let mut child =
+        program().arg("replay").arg(excerpt).args(SMALL).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    // The second line is printed when everything is reserved and captured.
+    let mut head = String::new();
+    out.read_line(&mut head).unwrap();
+    out.read_line(&mut head).unwrap();
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{head}{rest}");
+    assert!(rest.contains("left over") && rest.contains("served by"), "{rest}");
+}
