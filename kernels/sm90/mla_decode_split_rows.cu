@@ -10,8 +10,8 @@
 // the softmax of the next and never delays its logits. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
 
 constexpr int ROWS = 64;
-constexpr int LOADER_REGISTERS = 32;
-constexpr int LOGITS_REGISTERS = 160;
+constexpr int LOADER_REGISTERS = 24;
+constexpr int LOGITS_REGISTERS = 168;
 constexpr int OUTPUT_REGISTERS = 160;
 constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
 #ifndef HELD_UNITS
@@ -23,9 +23,6 @@ static_assert(LOADER_REGISTERS + LOGITS_REGISTERS + 2 * OUTPUT_REGISTERS <= 512,
 
 constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
 constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
-#ifndef SIGNAL_EARLY
-#define SIGNAL_EARLY 0
-#endif
 
 /// What the logits warpgroup says about a tile.
 struct alignas(16) Note {
@@ -212,7 +209,6 @@ struct Softmax {
 
 /// Starts the products of the queries with a tile, unit by unit as they come in.
 DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlace half, TilePlace tile) {
-    products_begin();
     UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
         if (unit == HALF_UNITS) half.advance();
         bool rotary = unit == LATENT_UNITS;
@@ -221,6 +217,7 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlac
         uint32 keys = rotary ? base + ROTARY_AT + tile.index * UNIT_BYTES
                              : base + half.index * HALF_BYTES + unit % HALF_UNITS * UNIT_BYTES;
         barrier_wait(full, rotary ? tile.parity : half.parity);
+        products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
             uint64 b = rows_operand(keys + step * 32);
             if (unit < HELD_UNITS) {
@@ -233,90 +230,114 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlac
     products_commit();
 }
 
-DEVICE void compute_weights(const DecodeParams& p, const Part& part, int first_row, unsigned char SHARED* shared,
-                            uint32 base) {
-    constexpr int NAME = 1;
-    int lane = lane_index();
-    int warp_row = warp_of_group() * 16;
-    int row = warp_row + lane / 4;
-    Cursor at(p, part);
-    int begin = at.seq == part.seq ? part.token : 0;
+/// The logits warpgroup: products of the next tile run beside the softmax of this one.
+struct Weigher {
+    const DecodeParams& p;
+    const Part& part;
+    int first_row;
+    unsigned char SHARED* shared;
+    uint32 base;
+    Cursor ahead;    // tile whose products are started next
+    HalfPlace half;  // its places in the rings
+    TilePlace tile;
+    bool turn;       // it is the first of its piece
     Queries queries;
     Softmax softmax;
-    HalfPlace half = {0, 0};
-    TilePlace place = {0, 0};
-    bool first = true;
-    int unsaid = -1;  // place of the tile whose weights are not handed on yet
-    NO_UNROLL while (at.more) {
-        if (first) {
-            if (unsaid >= 0 && lane == 0) barrier_arrive(base + READY_AT + unsaid * 8);
-            unsaid = -1;
+    static constexpr int NAME = 1;
+
+    DEVICE int row() const { return warp_of_group() * 16 + lane_index() / 4; }
+    DEVICE Note SHARED* note(int place) const { return (Note SHARED*)(shared + NOTE_AT) + place; }
+
+    /// Starts the products of the tile ahead, with new queries if need be.
+    DEVICE void start(float (&x)[32]) {
+        if (turn) {
             named_barrier(NAME, 128);  // no warp reads queries any more
-            queries.load(p, at.seq, first_row, shared + QUERY_AT);
-            softmax.start(p, at, begin, first_row + row);
+            queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
             named_barrier(NAME, 128);
         }
-        float x[32];
-        start_logits(x, queries, base, half, place);
-        products_wait<0>();
-        if (unsaid >= 0 && lane == 0) barrier_arrive(base + READY_AT + unsaid * 8);
-        float factor[2];
-        softmax.push(p, x, at.token, factor);
+        start_logits(x, queries, base, half, tile);
+    }
 
-        // Weights go where the rotary unit was, once no warp reads it any more.
-        named_barrier(NAME, 128);
+    /// Says what the other warpgroups need to know of the tile ahead, whose place is free now that it has come.
+    DEVICE void describe() {
+        if (thread_index() % 128 != 0) return;
+        Note SHARED* to = note(tile.index);
+        to->flags = (turn ? FIRST : 0) | (ahead.last() ? LAST : 0);
+        to->valid = ahead.end - ahead.token;
+        to->seq = ahead.seq;
+        if (ahead.last()) {
+            Slots slots = slots_of(p, ahead.seq);
+            to->slot = slots.count == 0 ? -1 : slots.begin + ahead.split;
+        }
+    }
+
+    /// Turns the logits of the tile at `token`, at a place of the ring, into weights.
+    DEVICE void weigh(float (&x)[32], int token, int place, bool last) {
+        int lane = lane_index();
+        float factor[2];
+        softmax.push(p, x, token, factor);
+
+        // Weights go where the rotary unit was.
         int matrix_row = lane % 16;
-        uint32 to = base + ROTARY_AT + place.index * UNIT_BYTES + (warp_row + matrix_row) * 128;
+        uint32 to = base + ROTARY_AT + place * UNIT_BYTES + (warp_of_group() * 16 + matrix_row) * 128;
         UNROLL for (int j = 0; j < 8; j += 2) {
             store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
                          pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
         }
-        float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place.index * ROWS;
-        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place.index * ROWS;
-        Note SHARED* note = (Note SHARED*)(shared + NOTE_AT) + place.index;
-        bool last = at.last();
-        UNROLL for (int r = 0; r < 2; r++) {
-            if (lane % 4 == 0) rescale[row + r * 8] = factor[r];
+        if (lane % 4 == 0) {
+            float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place * ROWS + row();
+            rescale[0] = factor[0];
+            rescale[8] = factor[1];
         }
-        int valid = at.end - at.token;
-        int seq = at.seq;
-        int64 slot = -1;
-        if (last) {
-            Slots slots = slots_of(p, seq, at.end);
-            if (slots.count > 0) slot = slots.begin + at.split;
-            UNROLL for (int r = 0; r < 2; r++) {
-                float lse = softmax.finish(r);
-                if (lane % 4 != 0) continue;
-                scale[row + r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
-                Row of = row_of(p, seq, first_row + row + r * 8);
-                if (!of.valid) continue;
-                if (slot < 0) {
-                    write_lse(p, of, lse);
-                } else {
-                    global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row + r * 8] = lse;
-                }
-            }
-        }
-        at.advance(p, part);
-        if (warp_row == 0 && lane == 0) {
-            note->flags = (first ? FIRST : 0) | (last ? LAST : 0) | (at.more ? 0 : FINAL);
-            note->valid = valid;
-            note->seq = seq;
-            note->slot = slot;
-        }
+        if (last) finish_piece(place);
         publish_to_async();
         warp_barrier();
-        if (SIGNAL_EARLY || !at.more) {
-            if (lane == 0) barrier_arrive(base + READY_AT + place.index * 8);
-        } else {
-            unsaid = place.index;
-        }
-        first = last;
-        begin = 0;
-        half.advance(2);
-        place.advance();
+        if (lane == 0) barrier_arrive(base + READY_AT + place * 8);
     }
-}
+
+    DEVICE void finish_piece(int place) {
+        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place * ROWS + row();
+        int64 slot = note(place)->slot;
+        UNROLL for (int r = 0; r < 2; r++) {
+            float lse = softmax.finish(r);
+            if (lane_index() % 4 != 0) continue;
+            scale[r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
+            int row = first_row + this->row() + r * 8;
+            Row of = row_of(p, note(place)->seq, row);
+            if (!of.valid) continue;
+            if (slot < 0) {
+                write_lse(p, of, lse);
+            } else {
+                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
+            }
+        }
+    }
+
+    DEVICE void run() {
+        float x[32];
+        int token = -1;  // of the tile whose logits are in `x`; none yet
+        NO_UNROLL while (true) {
+            float ahead_x[32];
+            int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
+            start(ahead_x);
+            describe();
+            if (token >= 0) weigh(x, token, place, turn);
+            if (turn) softmax.start(p, ahead, token < 0 && ahead.seq == part.seq ? part.token : 0, first_row + row());
+            products_wait<0>();
+            named_barrier(NAME, 128);  // no warp reads the rotary unit any more
+            copy_floats(x, ahead_x);
+            half.advance(2);
+            tile.advance();
+            token = ahead.token;
+            turn = ahead.last();
+            ahead.advance(p, part);
+            if (!warp_any(ahead.more)) break;
+        }
+        int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
+        if (thread_index() % 128 == 0) note(place)->flags |= FINAL;
+        weigh(x, token, place, true);
+    }
+};
 
 /// Clears the rows of this warpgroup's columns from `valid` on: weights of zero do not undo a NaN.
 DEVICE void clear_rows(unsigned char SHARED* half, int valid) {
@@ -392,7 +413,7 @@ DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned 
         if (!(flags & FIRST)) {
             const float SHARED* rescale = (const float SHARED*)(shared + RESCALE_AT) + place.index * ROWS + row;
             float factor[2] = {rescale[0], rescale[8]};
-            if (wave_any(factor[0] != 1.0f || factor[1] != 1.0f)) {
+            if (warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) {
                 UNROLL for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
             }
         }
@@ -463,7 +484,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if (warp_of_group() == 0) load_tiles(p, part, latent, rope, base);
     } else if (role == 1) {
         grow_registers<LOGITS_REGISTERS>();
-        compute_weights(p, part, first_row, shared, base);
+        Weigher{p, part, first_row, shared, base, Cursor(p, part), {0, 0}, {0, 0}, true}.run();
     } else {
         grow_registers<OUTPUT_REGISTERS>();
         sum_output(p, role - 2, first_row, shared, base);

@@ -24,6 +24,12 @@ DEVICE int unhoisted(int value) {
     return value;
 }
 
+/// Copies into registers of their own: those of products under way stay untouched.
+template <int count>
+DEVICE void copy_floats(float (&to)[count], const float (&from)[count]) {
+    UNROLL for (int i = 0; i < count; i++) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
+}
+
 /// Gives up or takes registers, down or up to `count` per thread of the warpgroup.
 template <int count>
 DEVICE void shrink_registers() {
@@ -39,6 +45,8 @@ DEVICE void named_barrier(int name, int threads) {
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 DEVICE void warp_barrier() { __syncwarp(); }
+/// Whether any lane of the warp says so; the same answer in all.
+DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
 /// Makes this thread's ordinary stores to shared memory visible to matrix products and bulk copies.
 DEVICE void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
