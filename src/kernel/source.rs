@@ -51,22 +51,26 @@ const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
+const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
+const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
+const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
 const PROBE: SourceFile = embed!("kernels/probe.cu");
 const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 
-/// The file that holds a variant's entry point.
-fn kernel_file(variant: &Variant) -> &'static SourceFile {
+/// The file that holds a variant's entry point, after the headers that only it needs.
+fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
-        Entry::Plan => &PLAN,
-        Entry::DecodeSplit => &DECODE_SPLIT,
-        Entry::DecodeReduce => &DECODE_REDUCE,
-        Entry::CacheWrite | Entry::CacheGather => &CACHE,
-        Entry::MergeStates | Entry::DcpCombine => &MERGE,
-        Entry::ProbeMatmul if variant.form == 1 => &SM90_PROBE,
-        Entry::ProbeRead | Entry::ProbeMatmul => &PROBE,
+        Entry::Plan => &[PLAN],
+        Entry::DecodeSplit if variant.form == 1 => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
+        Entry::DecodeSplit => &[DECODE_SPLIT],
+        Entry::DecodeReduce => &[DECODE_REDUCE],
+        Entry::CacheWrite | Entry::CacheGather => &[CACHE],
+        Entry::MergeStates | Entry::DcpCombine => &[MERGE],
+        Entry::ProbeMatmul if variant.form == 1 => &[SM90_PROBE],
+        Entry::ProbeRead | Entry::ProbeMatmul => &[PROBE],
     }
 }
 
@@ -84,8 +88,9 @@ pub struct Source {
 impl Source {
     /// Source and options of a variant for devices with waves of `wave` lanes.
     pub fn new(dialect: &Dialect, variant: &Variant, wave: usize) -> Self {
-        let files = [&dialect.vendor, &dialect.mma, &PARAMS, &TILE, kernel_file(variant)];
-        let mut text = String::with_capacity(files.iter().map(|file| file.text.len() + 64).sum());
+        let shared = [dialect.vendor, dialect.mma, PARAMS, TILE];
+        let files = shared.iter().chain(kernel_files(variant));
+        let mut text = String::with_capacity(files.clone().map(|file| file.text.len() + 64).sum());
         for file in files {
             // A message then names the file and line that a reader can open.
             text.push_str(&format!("#line 1 \"{}\"\n{}\n", file.name, file.text));

@@ -230,7 +230,8 @@ impl Backend for Host {
             Entry::CacheWrite | Entry::CacheGather => cache::scratch_bytes(variant),
             Entry::MergeStates | Entry::DcpCombine => merge::SCRATCH_BYTES,
             Entry::ProbeRead | Entry::ProbeMatmul => {
-                return Err(self.unsupported(format!("{}: a processor's ceilings are its own program's", variant.entry.symbol())));
+                return Err(self
+                    .unsupported(format!("{}: a processor's ceilings are its own program's", variant.entry.symbol())));
             }
         };
         self.inner.pool.reserve(bytes, &self.inner.budget)?;
