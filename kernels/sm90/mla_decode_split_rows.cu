@@ -21,9 +21,6 @@ constexpr int HALF = KV_LORA_RANK / 2;
 static_assert(BLOCK_ROWS == ROWS && THREADS == 512, "one loader, one logits, two output warpgroups");
 static_assert(LOADER_REGISTERS + LOGITS_REGISTERS + 2 * OUTPUT_REGISTERS <= 512, "registers of a quarter of the unit");
 
-constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
-constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
-
 /// What the logits warpgroup says about a tile.
 struct alignas(16) Note {
     int flags;  // FIRST, LAST and FINAL
@@ -34,53 +31,18 @@ struct alignas(16) Note {
 };
 enum NoteFlags { FIRST = 1, LAST = 2, FINAL = 4 };
 
-/// Shared memory, in bytes from its beginning: a ring of half tiles, one of rotary units, the queries, small things.
-constexpr int HALVES = 2 * STAGES - 1;
-constexpr int ROTARY_AT = HALVES * HALF_BYTES;
-constexpr int QUERY_AT = ROTARY_AT + STAGES * UNIT_BYTES;
+/// Shared memory, in bytes from its beginning.
+constexpr int QUERY_AT = RING_BYTES;
 constexpr int RESCALE_AT = QUERY_AT + (LATENT_UNITS + 1 - HELD_UNITS) * UNIT_BYTES;
 constexpr int SCALE_AT = RESCALE_AT + STAGES * ROWS * 4;
 constexpr int NOTE_AT = SCALE_AT + STAGES * ROWS * 4;
-constexpr int HALF_FULL_AT = NOTE_AT + STAGES * (int)sizeof(Note);
-constexpr int HALF_EMPTY_AT = HALF_FULL_AT + HALVES * HALF_UNITS * 8;
-constexpr int ROTARY_FULL_AT = HALF_EMPTY_AT + HALVES * 8;
-constexpr int ROTARY_EMPTY_AT = ROTARY_FULL_AT + STAGES * 8;
-constexpr int READY_AT = ROTARY_EMPTY_AT + STAGES * 8;
+constexpr int BARRIERS_AT = NOTE_AT + STAGES * (int)sizeof(Note);
+constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int SHARED_BYTES = READY_AT + STAGES * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
-using HalfPlace = Place<HALVES>;
-using TilePlace = Place<STAGES>;
-
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, uint32 base) {
-    Cursor at(p, part);
-    HalfPlace half = {0, 1};
-    TilePlace tile = {0, 1};
-    Box box;
-    box.look_up(p, at);
-    NO_UNROLL while (at.more) {
-        NO_UNROLL for (int column = 0; column < LATENT_UNITS; column += HALF_UNITS) {
-            uint32 full = base + HALF_FULL_AT + half.index * HALF_UNITS * 8;
-            barrier_wait(base + HALF_EMPTY_AT + half.index * 8, half.parity);
-            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
-            warp_barrier();
-            box.copy(latent, column, base + half.index * HALF_BYTES, HALF_UNITS, full);
-            half.advance();
-        }
-        if constexpr (ROPE_DIM > 0) {
-            uint32 full = base + ROTARY_FULL_AT + tile.index * 8;
-            barrier_wait(base + ROTARY_EMPTY_AT + tile.index * 8, tile.parity);
-            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
-            warp_barrier();
-            box.copy(rope, 0, base + ROTARY_AT + tile.index * UNIT_BYTES, 1, full);
-        }
-        at.advance(p, part);
-        box.look_up(p, at);
-        tile.advance();
-    }
-}
 
 /// A warp's sixteen query rows: units in registers, the others in shared memory.
 struct Queries {
@@ -161,16 +123,7 @@ struct Softmax {
 
     /// Turns the logits of the tile at `token` into weights, and says what each row's earlier sums are to be multiplied by.
     DEVICE void push(const DecodeParams& p, float (&x)[32], int token, float (&factor)[2]) {
-        float scale = p.sm_scale * p.kv_scale * LOG2_E;
-        if (p.softcap != 0.0f) {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            float inner = scale * 2.0f / p.softcap;
-            UNROLL for (int i = 0; i < 32; i++) {
-                x[i] = p.softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[i] * inner) + 1.0f));
-            }
-        } else {
-            UNROLL for (int i = 0; i < 32; i++) x[i] *= scale;
-        }
+        scale_logits(p, x);
         if (token + TILE_TOKENS > smaller(limit[0], limit[1]) || token < begin) {
             UNROLL for (int i = 0; i < 32; i++) {
                 int at = token + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
@@ -208,14 +161,12 @@ struct Softmax {
 };
 
 /// Starts the products of the queries with a tile, unit by unit as they come in.
-DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlace half, TilePlace tile) {
+DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 queries, const Ring& ring, HalfPlace half, TilePlace tile) {
     UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
         if (unit == HALF_UNITS) half.advance();
         bool rotary = unit == LATENT_UNITS;
-        uint32 full = rotary ? base + ROTARY_FULL_AT + tile.index * 8
-                             : base + HALF_FULL_AT + (half.index * HALF_UNITS + unit % HALF_UNITS) * 8;
-        uint32 keys = rotary ? base + ROTARY_AT + tile.index * UNIT_BYTES
-                             : base + half.index * HALF_BYTES + unit % HALF_UNITS * UNIT_BYTES;
+        uint32 full = rotary ? ring.rotary_full(tile.index) : ring.half_full(half.index) + unit % HALF_UNITS * 8;
+        uint32 keys = rotary ? ring.rotary(tile.index) : ring.half(half.index) + unit % HALF_UNITS * UNIT_BYTES;
         barrier_wait(full, rotary ? tile.parity : half.parity);
         products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
@@ -223,7 +174,7 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 base, HalfPlac
             if (unit < HELD_UNITS) {
                 product_64_held(x, q.word[unit % HELD_UNITS] + step * 4, b, unit + step > 0);
             } else {
-                product_64(x, rows_operand(base + QUERY_AT + (unit - HELD_UNITS) * UNIT_BYTES + step * 32), b, 1);
+                product_64(x, rows_operand(queries + (unit - HELD_UNITS) * UNIT_BYTES + step * 32), b, 1);
             }
         }
     }
@@ -236,7 +187,7 @@ struct Weigher {
     const Part& part;
     int first_row;
     unsigned char SHARED* shared;
-    uint32 base;
+    Ring ring;
     Cursor ahead;    // tile whose products are started next
     HalfPlace half;  // its places in the rings
     TilePlace tile;
@@ -255,7 +206,7 @@ struct Weigher {
             queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
             named_barrier(NAME, 128);
         }
-        start_logits(x, queries, base, half, tile);
+        start_logits(x, queries, ring.base + QUERY_AT, ring, half, tile);
     }
 
     /// Says what the other warpgroups need to know of the tile ahead, whose place is free now that it has come.
@@ -279,7 +230,7 @@ struct Weigher {
 
         // Weights go where the rotary unit was.
         int matrix_row = lane % 16;
-        uint32 to = base + ROTARY_AT + place * UNIT_BYTES + (warp_of_group() * 16 + matrix_row) * 128;
+        uint32 to = ring.rotary(place) + (warp_of_group() * 16 + matrix_row) * 128;
         UNROLL for (int j = 0; j < 8; j += 2) {
             store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
                          pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
@@ -292,7 +243,7 @@ struct Weigher {
         if (last) finish_piece(place);
         publish_to_async();
         warp_barrier();
-        if (lane == 0) barrier_arrive(base + READY_AT + place * 8);
+        if (lane == 0) barrier_arrive(ring.base + READY_AT + place * 8);
     }
 
     DEVICE void finish_piece(int place) {
@@ -338,15 +289,6 @@ struct Weigher {
         weigh(x, token, place, true);
     }
 };
-
-/// Clears the rows of this warpgroup's columns from `valid` on: weights of zero do not undo a NaN.
-DEVICE void clear_rows(unsigned char SHARED* half, int valid) {
-    int thread = thread_index() % 128;
-    NO_UNROLL for (int row = valid + thread / 32; row < TILE_TOKENS; row += 4) {
-        *(Word4 SHARED*)(half + thread % 32 / 8 * UNIT_BYTES + row * 128 + thread % 8 * 16) = {0, 0, 0, 0};
-    }
-    publish_to_async();
-}
 
 /// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
 DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int64 slot, int first_row, int column,
@@ -400,14 +342,14 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
     publish_to_async();
 }
 
-DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned char SHARED* shared, uint32 base) {
+DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned char SHARED* shared, const Ring& ring) {
     int lane = lane_index();
     int row = warp_of_group() * 16 + lane / 4;
     HalfPlace half = {side, 0};
     TilePlace place = {0, 0};
     float o[2][64];  // 128 columns each
     NO_UNROLL while (true) {
-        barrier_wait(base + READY_AT + place.index * 8, place.parity);
+        barrier_wait(ring.base + READY_AT + place.index * 8, place.parity);
         const Note SHARED* note = (const Note SHARED*)(shared + NOTE_AT) + place.index;
         int flags = note->flags;
         if (!(flags & FIRST)) {
@@ -421,8 +363,8 @@ DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned 
             clear_rows(shared + half.index * HALF_BYTES, note->valid);
             named_barrier(2 + side, 128);
         }
-        uint32 weights = base + ROTARY_AT + place.index * UNIT_BYTES;
-        uint32 values = base + half.index * HALF_BYTES;
+        uint32 weights = ring.rotary(place.index);
+        uint32 values = ring.half(half.index);
         products_begin();
         UNROLL for (int part = 0; part < 2; part++) {
             UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
@@ -443,8 +385,8 @@ DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned 
         }
         warp_barrier();
         if (lane == 0) {
-            barrier_arrive(base + HALF_EMPTY_AT + half.index * 8);
-            barrier_arrive(base + ROTARY_EMPTY_AT + place.index * 8);
+            barrier_arrive(ring.half_empty(half.index));
+            barrier_arrive(ring.rotary_empty(place.index));
         }
         if (flags & FINAL) break;
         half.advance(2);
@@ -456,18 +398,13 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
-    uint32 base = shared_address(shared);
+    Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if (thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
         constexpr int GROUP_WARPS = 4;
-        for (int unit = 0; unit < HALVES * HALF_UNITS; unit++) barrier_init(base + HALF_FULL_AT + unit * 8, 1);
-        for (int half = 0; half < HALVES; half++) barrier_init(base + HALF_EMPTY_AT + half * 8, GROUP_WARPS);
-        for (int place = 0; place < STAGES; place++) {
-            barrier_init(base + ROTARY_FULL_AT + place * 8, 1);
-            barrier_init(base + ROTARY_EMPTY_AT + place * 8, 2 * GROUP_WARPS);
-            barrier_init(base + READY_AT + place * 8, GROUP_WARPS);
-        }
+        ring.init(GROUP_WARPS, 2 * GROUP_WARPS);
+        for (int place = 0; place < STAGES; place++) barrier_init(ring.base + READY_AT + place * 8, GROUP_WARPS);
         barrier_publish_init();
     }
     grid_dependency_wait();
@@ -477,16 +414,18 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
-    if (!Cursor(p, part).more) return;
+    prefetch_pages(p, part);
+    Cursor at(p, part);
+    if (!at.more) return;
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() == 0) load_tiles(p, part, latent, rope, base);
+        if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
     } else if (role == 1) {
         grow_registers<LOGITS_REGISTERS>();
-        Weigher{p, part, first_row, shared, base, Cursor(p, part), {0, 0}, {0, 0}, true}.run();
+        Weigher{p, part, first_row, shared, ring, at, {0, 0}, {0, 0}, true}.run();
     } else {
         grow_registers<OUTPUT_REGISTERS>();
-        sum_output(p, role - 2, first_row, shared, base);
+        sum_output(p, role - 2, first_row, shared, ring);
     }
 }

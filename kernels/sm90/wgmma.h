@@ -40,6 +40,18 @@ DEVICE void grow_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
 }
 
+/// Waits likewise; whether any of the threads says so.
+DEVICE bool named_barrier_any(int name, int threads, bool condition) {
+    int any;
+    asm volatile(
+        "{\n.reg .pred in, out;\nsetp.ne.b32 in, %3, 0;\nbarrier.cta.red.or.pred.aligned out, %1, %2, in;\n"
+        "selp.b32 %0, 1, 0, out;\n}"
+        : "=r"(any)
+        : "r"(name), "r"(threads), "r"((int)condition)
+        : "memory");
+    return any != 0;
+}
+
 /// Waits for `threads` threads that name the same barrier, 1 to 15.
 DEVICE void named_barrier(int name, int threads) {
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
@@ -76,6 +88,8 @@ DEVICE void barrier_wait(uint32 at, int parity) {
 
 // ---- bulk tensor copies ----
 
+DEVICE void prefetch(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 DEVICE void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
@@ -108,6 +122,12 @@ DEVICE void products_wait() {
 /// Four matrices of 8 x 8 16-bit values, one row of a matrix at each lane's address.
 DEVICE void store_matrix(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/// The same, transposed: a lane's pair lies in one column of the stored matrix.
+DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
 }
 
@@ -172,4 +192,30 @@ DEVICE void product_128(float (&d)[64], uint64 a, uint64 b, int add) {
         "}, %64, %65, add, 1, 1, 0, 1;\n}"
         : IN_OUT_64(d, 0)
         : "l"(a), "l"(b), "r"(add));
+}
+
+/// d (64 x 16) += a b, or = where `add` is 0: `a` by rows along the depth or, if `columns`, by rows that are the depth, `b` by
+/// its columns' rows.
+template <bool columns>
+DEVICE void product_keys(float (&d)[8], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, %8, %9, add, 1, 1, %11, 0;\n}"
+        : IN_OUT_4(d, 0), IN_OUT_4(d, 4)
+        : "l"(a), "l"(b), "r"(add), "n"(int(columns)));
+}
+
+/// d (64 x 32) += a b, or = where `add` is 0: `a` by rows along the depth or, if `columns`, by rows that are the depth, `b` by
+/// its columns' rows.
+template <bool columns>
+DEVICE void product_keys(float (&d)[16], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, add, 1, 1, %19, 0;\n}"
+        : IN_OUT_16(d, 0)
+        : "l"(a), "l"(b), "r"(add), "n"(int(columns)));
 }
