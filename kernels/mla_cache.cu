@@ -6,10 +6,10 @@ constexpr int TEAMS = THREADS / TEAM;
 
 constexpr int DS_LATENT = 512;    // a row of Fp8DsMla: 512 e4m3 latents,
 constexpr int DS_GROUP = 128;     // a float32 scale per 128 of them,
-constexpr int DS_ROPE_AT = 528;   // 64 rope values of 16 bits
+constexpr int DS_ROPE_AT = 528;   // and 64 bf16 rope values
 constexpr int DS_ROPE = 64;
 
-constexpr bool FNUZ = KV_DTYPE == FP8_E4M3_FNUZ;
+constexpr bool FNUZ = KV_DTYPE == FP8_E4M3FNUZ;
 constexpr float FP8_MAX = FNUZ ? 240.0f : 448.0f;
 constexpr int FP8_BIAS = FNUZ ? 8 : 7;
 // vLLM divides by 224 where the format's own maximum is 240.
@@ -46,18 +46,20 @@ DEVICE float widen_fp8(uint8 byte) {
 
 template <int dtype>
 DEVICE float read(uint64 base, int64 index) {
-    if constexpr (dtype == F32) return global_pointer<const float>(base)[index];
-    if constexpr (dtype == F16) return f16_to_float(global_pointer<const uint16>(base)[index]);
-    if constexpr (dtype == BF16) return bits_float((uint32)global_pointer<const uint16>(base)[index] << 16);
-    if constexpr (bytes_of(dtype) == 1) return widen_fp8(global_pointer<const uint8>(base)[index]);
+    if constexpr (bytes_of(dtype) == 1) {
+        return widen_fp8(global_pointer<const uint8>(base)[index]);
+    } else {
+        return read_element<dtype>(base, index);
+    }
 }
 
 template <int dtype>
 DEVICE void write(uint64 base, int64 index, float value) {
-    if constexpr (dtype == F32) global_pointer<float>(base)[index] = value;
-    if constexpr (dtype == F16) global_pointer<uint16>(base)[index] = (uint16)pack_f16(value, 0.0f);
-    if constexpr (dtype == BF16) global_pointer<uint16>(base)[index] = (uint16)pack_bf16(value, 0.0f);
-    if constexpr (bytes_of(dtype) == 1) global_pointer<uint8>(base)[index] = narrow_fp8(value);
+    if constexpr (bytes_of(dtype) == 1) {
+        global_pointer<uint8>(base)[index] = narrow_fp8(value);
+    } else {
+        write_element<dtype>(base, index, value);
+    }
 }
 
 /// Copies `width` elements from Q_DTYPE to the cache; equal types bit by bit.
@@ -91,8 +93,7 @@ DEVICE void write_ds_row(const CacheWriteParams& p, int token, uint64 to) {
         if (lane == 0) global_pointer<float>(to + DS_LATENT)[group] = scale;
     }
     for (int i = lane; i < DS_ROPE; i += TEAM) {
-        uint16 bits = i < p.rope_dim ? global_pointer<const uint16>(p.k_pe)[token * p.k_pe_stride + i] : 0;
-        global_pointer<uint16>(to + DS_ROPE_AT)[i] = bits;
+        write<BF16>(to + DS_ROPE_AT, i, i < p.rope_dim ? read<Q_DTYPE>(p.k_pe, token * p.k_pe_stride + i) : 0.0f);
     }
 }
 
@@ -160,8 +161,7 @@ KERNEL(THREADS) mla_cache_gather(const CacheGatherParams p) {
                 write<Q_DTYPE>(p.out, to + i, value * scale);
             }
             for (int i = thread_index() % TEAM; i < p.rope_dim; i += TEAM) {
-                uint16 bits = valid ? global_pointer<const uint16>(p.kv + latent + DS_ROPE_AT)[i] : 0;
-                global_pointer<uint16>(p.out)[to + p.kv_lora_rank + i] = bits;
+                write<Q_DTYPE>(p.out, to + p.kv_lora_rank + i, valid ? read<BF16>(p.kv + latent + DS_ROPE_AT, i) : 0.0f);
             }
             continue;
         }

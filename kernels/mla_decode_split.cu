@@ -195,6 +195,9 @@ struct Loader {
         look_up(p);
     }
 
+    // Accumulators of many rows leave few registers.
+    static constexpr int WIDENED_AT_ONCE = ROW_TILES > 2 ? 1 : 8;
+
     /// Widens the words that this thread loaded itself.
     static DEVICE void widen(const uint8 SHARED* raw, uint16 SHARED* tile) {
         int row = thread_index() / LANES;
@@ -202,7 +205,8 @@ struct Loader {
         UNROLL for (int i = 0; i < PASSES; i++) {
             int tile_row = row + i * ROWS;
             if (ROWS * PASSES != TILE_TOKENS && tile_row >= TILE_TOKENS) break;
-            UNROLL for (int word = 0; word < WIDTH / 16; word += LANES) {
+#pragma unroll WIDENED_AT_ONCE
+            for (int word = 0; word < WIDTH / 16; word += LANES) {
                 if (WIDTH / 16 % LANES != 0 && word + lane >= WIDTH / 16) break;
                 Word4 bytes = *(const Word4 SHARED*)(raw + tile_row * WIDTH + (word + lane) * 16);
                 Word4 low, high;

@@ -18,7 +18,7 @@ constexpr bool QUERIES_STAGED = true;
 constexpr int SCORE_PAD = 8;  // floats between rows of scores and weights: no bank conflicts, 16-byte rows
 // Registers of a lane that stage 1 may spend on holding queries.
 #ifndef QUERY_WORDS
-#define QUERY_WORDS (BLOCK_ROWS > 32 ? 12 : 72)
+#define QUERY_WORDS (BLOCK_ROWS <= 16 ? 72 : BLOCK_ROWS <= 32 ? 48 : KV_DTYPE >= FP8_E4M3 ? 8 : 12)
 #endif
 
 struct Accum {

@@ -57,4 +57,4 @@ enum ScheduleKind { BALANCED = 0, EVEN = 1, CHUNKED = 2 };
 enum CacheLayout { PLAIN = 0, FP8_DS_MLA = 1 };
 
 /// Codes of Q_DTYPE and KV_DTYPE.
-enum DTypeCode { F32 = 0, F16 = 1, BF16 = 2, FP8_E4M3 = 3, FP8_E4M3_FNUZ = 4, U8 = 5 };
+enum DTypeCode { F32 = 0, F16 = 1, BF16 = 2, FP8_E4M3 = 3, FP8_E4M3FNUZ = 4, U8 = 5 };

@@ -26,6 +26,24 @@ DEVICE int larger(int a, int b) { return a > b ? a : b; }
 /// Two floats rounded to Q_DTYPE, the first in the low half.
 DEVICE uint32 pack(float low, float high) { return Q_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high); }
 
+/// Element `index` of device memory at `base`, of F32, F16 or BF16.
+template <int dtype>
+DEVICE float read_element(uint64 base, int64 index) {
+    if constexpr (dtype == F32) return global_pointer<const float>(base)[index];
+    uint16 bits = global_pointer<const uint16>(base)[index];
+    return dtype == BF16 ? bits_float((uint32)bits << 16) : f16_to_float(bits);
+}
+
+template <int dtype>
+DEVICE void write_element(uint64 base, int64 index, float value) {
+    if constexpr (dtype == F32) {
+        global_pointer<float>(base)[index] = value;
+    } else {
+        uint32 packed = dtype == BF16 ? pack_bf16(value, 0.0f) : pack_f16(value, 0.0f);
+        global_pointer<uint16>(base)[index] = (uint16)packed;
+    }
+}
+
 /// Reductions over `width` neighbouring lanes, `width` a power of two; the result is in all of them.
 template <int width>
 DEVICE float lanes_maximum(float value) {
@@ -55,7 +73,7 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
         }
         return;
     }
-    constexpr bool fnuz = KV_DTYPE == FP8_E4M3_FNUZ;
+    constexpr bool fnuz = KV_DTYPE == FP8_E4M3FNUZ;
     uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
     UNROLL for (int i = 0; i < 2; i++) {
         uint32 sign = half[i] & 0x80008000u;

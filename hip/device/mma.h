@@ -38,7 +38,11 @@ DEVICE int accum_column(int) { return lane_index() % 16; }
 
 // Queries are read from device memory straight into registers, all of them: shared memory is short.
 constexpr bool QUERIES_STAGED = false;
+#if defined(MATRIX_MFMA)
 constexpr int SCORE_PAD = 4;
+#else
+constexpr int SCORE_PAD = 0;
+#endif
 #ifndef QUERY_WORDS
 #define QUERY_WORDS 1024
 #endif

@@ -5,7 +5,7 @@
 #define CONSTANT constexpr __attribute__((host, device))
 #define GLOBAL
 #define SHARED
-#define SHARED_MEMORY(name) extern __attribute__((shared)) __attribute__((aligned(128))) unsigned char name[]
+#define SHARED_MEMORY(name) extern __attribute__((shared)) __attribute__((aligned(16))) unsigned char name[]
 #define SHARED_ARRAY(type, name, count) __attribute__((shared)) type name[count]
 #define UNROLL _Pragma("unroll")
 #define NO_UNROLL _Pragma("nounroll")
@@ -35,7 +35,7 @@ DEVICE void barrier() {
 
 /// Two barriers apart at least from the next call.
 DEVICE bool barrier_any(bool condition) {
-    SHARED_ARRAY(int, any_of_wave, 16);
+    SHARED_ARRAY(int, any_of_wave, THREADS / WAVE);
     bool any = WAVE_BALLOT(condition) != 0;
     if (thread_index() % WAVE == 0) any_of_wave[thread_index() / WAVE] = any;
     barrier();

@@ -15,7 +15,6 @@ mod inventory;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod load;
 pub mod params;
-#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod select;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;
@@ -140,7 +139,6 @@ impl std::fmt::Display for Variant {
 }
 
 /// Lanes of a wave on devices of this architecture: 64 on AMD's CDNA, 32 on all others.
-#[cfg(any(feature = "cuda", feature = "rocm"))]
 fn wave_of(arch: &str) -> usize {
     if arch.starts_with("gfx9") { 64 } else { 32 }
 }

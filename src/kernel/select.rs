@@ -1,0 +1,336 @@
+//! Which kernels serve which problem: one table per vendor, from shape and device to [`DecodeKernels`].
+//!
+//! A row of the table is a form of stage 1. The first one that is made for as many rows as a group has and whose shared
+//! memory fits the device is taken, with as many pipeline stages as fit; a device with less shared memory ends at a smaller
+//! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
+
+use super::{Entry, Variant};
+use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
+use crate::error::{Error, Result};
+use crate::tensor::DType;
+
+/// Latent and rope widths that kernels are compiled for.
+pub const DIMS: [(u32, u32); 4] = [(512, 64), (512, 0), (256, 64), (256, 32)];
+
+/// Most rows that a group packs before further query tokens go to further groups.
+const GROUP_ROWS: usize = 256;
+
+/// The longest uniform query: groups serve any number of tokens, so the kernels set no limit of their own.
+const MAX_QUERY_LEN: usize = 1024;
+
+/// Sequences times tokens below which small blocks of rows are better than few, however many rows there are.
+const FEW_TOKENS: usize = 8192;
+
+/// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
+const REDUCE_BLOCKS: usize = 768;
+const REDUCE_THREADS: u32 = 256;
+const REDUCE_COLUMNS: u32 = 128;
+const PLAN_THREADS: u32 = 256;
+
+/// A form of stage 1.
+#[derive(Debug, Clone, Copy)]
+struct Form {
+    block_rows: u32,
+    tile_tokens: u32,
+    /// Stages wanted of a 16-bit cache; down to [`MIN_STAGES`] will do.
+    stages: u32,
+    threads: u32,
+}
+
+const fn form(block_rows: u32, tile_tokens: u32, stages: u32, threads: u32) -> Form {
+    Form { block_rows, tile_tokens, stages, threads }
+}
+
+/// Two tiles are in use while another loads; tiles of a quantised cache are loaded beside those in use.
+const MIN_STAGES: u32 = 3;
+const MIN_STAGES_FP8: u32 = 2;
+
+/// NVIDIA, `sm_80` and later: the first needs 227 KB of shared memory, the last 99 KB.
+const CUDA_FORMS: [Form; 5] =
+    [form(64, 32, 3, 256), form(32, 32, 4, 256), form(16, 32, 5, 256), form(16, 32, 3, 128), form(16, 16, 4, 128)];
+
+/// AMD with 64-lane waves (CDNA): 64 KB of LDS, 160 KB on gfx950.
+const CDNA_FORMS: [Form; 2] = [form(32, 16, 3, 256), form(16, 16, 3, 256)];
+
+/// AMD with 32-lane waves (RDNA): 64 KB of LDS, 256 registers a lane.
+const RDNA_FORMS: [Form; 1] = [form(16, 16, 3, 256)];
+
+/// What differs between vendors in how shared memory is laid out; `kernels/mma.h` and `hip/device/mma.h` have the same.
+struct Layout {
+    wave: u32,
+    /// `QUERIES_STAGED`: queries pass through shared memory.
+    queries_staged: bool,
+    /// `SCORE_PAD`: elements between rows of scores and weights.
+    score_pad: u32,
+}
+
+fn layout_of(arch: &str) -> Layout {
+    if arch.starts_with("gfx") {
+        let wave = super::wave_of(arch) as u32;
+        Layout { wave, queries_staged: false, score_pad: if wave == 64 { 4 } else { 0 } }
+    } else {
+        Layout { wave: 32, queries_staged: true, score_pad: 8 }
+    }
+}
+
+/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, which
+/// `ci/kernels.py` compiles against this.
+pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
+    let Layout { wave, queries_staged, score_pad } = layout_of(arch);
+    let Variant { block_rows, tile_tokens, stages, .. } = *variant;
+    let width = variant.kv_lora_rank + variant.rope_dim;
+    let row_stride = width + 8;
+    let score_stride = tile_tokens + score_pad;
+    let waves_per_row_tile = (variant.threads / wave) / (block_rows / 16);
+    let key_slices = (waves_per_row_tile / 2).clamp(1, tile_tokens / 16);
+    let depth = waves_per_row_tile / key_slices;
+    let quantised = variant.kv_dtype.size() == 1;
+
+    let queries = if queries_staged { block_rows * row_stride * 2 } else { 0 };
+    let tiles = if quantised { 2 } else { stages } * tile_tokens * row_stride * 2;
+    let raw = if quantised { stages * tile_tokens * width } else { 0 };
+    let scores = depth * block_rows * score_stride * 4;
+    let weights = 2 * block_rows * score_stride * 2;
+    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + 16
+}
+
+fn forms_of(arch: &str) -> &'static [Form] {
+    match (arch.starts_with("gfx"), super::wave_of(arch)) {
+        (false, _) => &CUDA_FORMS,
+        (true, 64) => &CDNA_FORMS,
+        (true, _) => &RDNA_FORMS,
+    }
+}
+
+/// Shared memory of one block that an architecture is known to have, in bytes.
+fn shared_limit(arch: &str) -> usize {
+    match arch.split(':').next().unwrap_or(arch) {
+        "gfx950" => 160 << 10,
+        arch if arch.starts_with("gfx") => 64 << 10,
+        "sm_80" | "sm_87" => 163 << 10,
+        "sm_86" | "sm_89" | "sm_120" | "sm_120a" | "sm_121" | "sm_121a" => 99 << 10,
+        _ => 227 << 10,
+    }
+}
+
+/// A form's variant with as many stages as fit into `limit` bytes, or none.
+fn fit(form: &Form, base: Variant, arch: &str, limit: usize) -> Option<Variant> {
+    let least = if base.kv_dtype.size() == 1 { MIN_STAGES_FP8 } else { MIN_STAGES };
+    (least..=form.stages).rev().find_map(|stages| {
+        let Form { block_rows, tile_tokens, threads, .. } = *form;
+        let variant = Variant { block_rows, tile_tokens, stages, threads, ..base };
+        // AMD's `barrier_any` keeps a word per wave besides.
+        let fixed = if arch.starts_with("gfx") { threads / layout_of(arch).wave * 4 } else { 0 };
+        ((split_shared_bytes(&variant, arch) + fixed) as usize <= limit).then_some(variant)
+    })
+}
+
+fn split_base(q_dtype: DType, kv_dtype: DType, (kv_lora_rank, rope_dim): (u32, u32)) -> Variant {
+    Variant { kv_dtype, kv_lora_rank, rope_dim, ..Variant::simple(Entry::DecodeSplit, q_dtype) }
+}
+
+fn reduce_variant(q_dtype: DType, rows: u32) -> Variant {
+    // Stage 2 has no tiles: the constant gives the columns of a block.
+    let constants = Variant::simple(Entry::DecodeReduce, q_dtype);
+    Variant { block_rows: rows, tile_tokens: REDUCE_COLUMNS, threads: REDUCE_THREADS, ..constants }
+}
+
+fn plan_variant() -> Variant {
+    Variant { threads: PLAN_THREADS, ..Variant::simple(Entry::Plan, DType::BF16) }
+}
+
+/// Chooses the decode kernels for a problem on a device of NVIDIA or AMD.
+///
+/// # Errors
+/// [`Error::Unsupported`], naming what would do.
+pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<DecodeKernels> {
+    let arch = device.arch.as_str();
+    let unsupported = |what: String| Error::Unsupported { backend: device.backend, arch: arch.to_owned(), what };
+    if !matches!(shape.q_dtype, DType::BF16 | DType::F16) {
+        return Err(unsupported(format!(
+            "queries of {}: bf16 and f16 are possible; the host takes f32",
+            shape.q_dtype
+        )));
+    }
+    if shape.kv_dtype != shape.q_dtype && !shape.kv_dtype.is_fp8() {
+        return Err(unsupported(format!(
+            "a cache of {} for queries of {}: the same type, fp8_e4m3 and fp8_e4m3fnuz are possible",
+            shape.kv_dtype, shape.q_dtype
+        )));
+    }
+    let dims =
+        DIMS.into_iter().find(|&(rank, rope)| (rank as usize, rope as usize) == (shape.kv_lora_rank, shape.rope_dim));
+    let dims = dims.ok_or_else(|| {
+        unsupported(format!("rows of {} + {}: {DIMS:?} are possible", shape.kv_lora_rank, shape.rope_dim))
+    })?;
+
+    let query_group = (GROUP_ROWS / shape.num_heads.max(1)).clamp(1, shape.query_len.max(1));
+    let rows = query_group * shape.num_heads;
+    let most = if shape.batch.saturating_mul(shape.max_seq_len) <= FEW_TOKENS { 32 } else { u32::MAX };
+    let wanted = (rows.next_multiple_of(16).min(64) as u32).next_power_of_two().min(most);
+    let base = split_base(shape.q_dtype, shape.kv_dtype, dims);
+    let fitting = forms_of(arch).iter().filter(|form| form.block_rows <= wanted);
+    let split = fitting.filter_map(|form| fit(form, base, arch, device.shared_bytes_per_block)).next();
+    let split = split.ok_or_else(|| {
+        let needed = forms_of(arch).iter().map(|form| {
+            let stages = MIN_STAGES_FP8.max(if base.kv_dtype.size() == 1 { 0 } else { MIN_STAGES });
+            let Form { block_rows, tile_tokens, threads, .. } = *form;
+            split_shared_bytes(&Variant { block_rows, tile_tokens, stages, threads, ..base }, arch)
+        });
+        let needed = needed.min().unwrap_or(0);
+        unsupported(format!("{} bytes of shared memory per block: {needed} are needed", device.shared_bytes_per_block))
+    })?;
+
+    let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
+    let row_blocks = REDUCE_BLOCKS / (virtual_seqs * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS as usize)).max(1);
+    let reduce_rows = (rows.div_ceil(row_blocks.max(1)) as u32).next_power_of_two().clamp(1, 16);
+    Ok(DecodeKernels {
+        split,
+        reduce: reduce_variant(shape.q_dtype, reduce_rows),
+        plan: plan_variant(),
+        query_group,
+        blocks_per_unit: 1,
+        split_shared_bytes: split_shared_bytes(&split, arch),
+        reduce_rows,
+        reduce_columns: REDUCE_COLUMNS,
+        max_query_len: MAX_QUERY_LEN,
+    })
+}
+
+/// Every stage-1 variant that the table can give an architecture, for the given types and widths.
+fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32)) -> Vec<Variant> {
+    let base = split_base(q_dtype, kv_dtype, dims);
+    let fitting = |form: &Form| fit(form, base, arch, shared_limit(arch));
+    let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
+    // Of two forms for the same rows the first is taken.
+    variants.dedup_by_key(|variant| variant.block_rows);
+    variants
+}
+
+fn reduce_variants(q_dtype: DType) -> impl Iterator<Item = Variant> {
+    (0..5).map(move |power| reduce_variant(q_dtype, 1 << power))
+}
+
+/// The variants that common models need on an architecture: those that are shipped compiled.
+pub fn variants(arch: &str) -> Vec<Variant> {
+    let fp8 = if arch.starts_with("gfx942") { DType::Fp8E4m3Fnuz } else { DType::Fp8E4m3 };
+    let mut variants = vec![plan_variant()];
+    variants.extend(reduce_variants(DType::BF16));
+    for kv_dtype in [DType::BF16, fp8] {
+        variants.extend(split_variants(arch, DType::BF16, kv_dtype, (512, 64)));
+        variants.extend([Entry::CacheWrite, Entry::CacheGather].map(|entry| Variant {
+            kv_dtype,
+            kv_lora_rank: 512,
+            rope_dim: 64,
+            threads: 256,
+            ..Variant::simple(entry, DType::BF16)
+        }));
+    }
+    variants.extend(
+        [Entry::MergeStates, Entry::DcpCombine]
+            .map(|entry| Variant { threads: 128, ..Variant::simple(entry, DType::BF16) }),
+    );
+    variants
+}
+
+/// Every variant that an architecture can be given: what CI compiles.
+pub fn all_variants(arch: &str) -> Vec<Variant> {
+    let mut variants = vec![plan_variant()];
+    for q_dtype in [DType::BF16, DType::F16] {
+        variants.extend(reduce_variants(q_dtype));
+        for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
+            for dims in DIMS {
+                variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
+            }
+        }
+    }
+    for q_dtype in [DType::BF16, DType::F16, DType::F32] {
+        for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz, DType::U8] {
+            // Writing and gathering share a source, and so their code.
+            let dims = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::CacheWrite, q_dtype) };
+            variants.push(Variant { kv_dtype, threads: 256, ..dims });
+        }
+        variants.push(Variant { threads: 128, ..Variant::simple(Entry::MergeStates, q_dtype) });
+    }
+    variants
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(arch: &str, shared: usize) -> DeviceInfo {
+        DeviceInfo {
+            backend: "cuda",
+            name: String::new(),
+            arch: arch.to_owned(),
+            index: 0,
+            num_compute_units: 132,
+            wave_size: 32,
+            shared_bytes_per_block: shared,
+            memory_bytes: 0,
+            driver_version: String::new(),
+        }
+    }
+
+    fn shape(num_heads: usize, query_len: usize, kv_dtype: DType) -> DecodeShape {
+        DecodeShape {
+            q_dtype: DType::BF16,
+            kv_dtype,
+            num_heads,
+            query_len,
+            kv_lora_rank: 512,
+            rope_dim: 64,
+            page_size: 64,
+            batch: 64,
+            max_seq_len: 4096,
+        }
+    }
+
+    #[test]
+    fn every_choice_fits_the_shared_memory_that_the_device_has() {
+        for (arch, shared) in [("sm_90a", 232_448), ("sm_80", 166_912), ("sm_86", 101_376), ("gfx942", 65_536)] {
+            for heads in [1, 5, 16, 20, 32, 64, 128, 1000] {
+                for query_len in [1, 2, 16, 100] {
+                    for kv_dtype in [DType::BF16, DType::Fp8E4m3] {
+                        let kernels =
+                            decode_kernels(&shape(heads, query_len, kv_dtype), &device(arch, shared)).unwrap();
+                        assert!(kernels.split_shared_bytes as usize <= shared, "{arch} {kernels:?}");
+                        assert!((1..=query_len).contains(&kernels.query_group));
+                        assert!(all_variants(arch).contains(&kernels.split), "{arch} {kernels:?}");
+                        assert!(all_variants(arch).contains(&kernels.reduce), "{arch} {kernels:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn more_rows_take_larger_blocks_and_few_tokens_smaller_ones() {
+        let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
+        assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
+        assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+    }
+
+    #[test]
+    fn what_no_kernel_serves_is_refused_by_name() {
+        let refused = |shape: &DecodeShape, shared| match decode_kernels(shape, &device("sm_90a", shared)) {
+            Err(Error::Unsupported { what, .. }) => what,
+            other => panic!("{other:?}"),
+        };
+        let fine = shape(16, 1, DType::BF16);
+        assert!(refused(&DecodeShape { rope_dim: 16, ..fine }, 232_448).contains("512 + 16"));
+        assert!(refused(&DecodeShape { q_dtype: DType::F32, ..fine }, 232_448).contains("f32"));
+        assert!(refused(&DecodeShape { kv_dtype: DType::U8, ..fine }, 232_448).contains("u8"));
+        assert!(refused(&fine, 48 << 10).contains("shared memory"));
+    }
+
+    #[test]
+    fn stages_are_lowered_before_a_form_is_given_up() {
+        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90a", shared)).unwrap().split;
+        assert_eq!((kernels(232_448).tile_tokens, kernels(232_448).stages), (32, 5));
+        assert_eq!((kernels(200_000).tile_tokens, kernels(200_000).stages), (32, 4));
+        assert_eq!((kernels(101_376).tile_tokens, kernels(101_376).stages), (16, 4));
+    }
+}
