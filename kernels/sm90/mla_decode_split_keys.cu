@@ -57,15 +57,16 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, 
 template <typename Combine>
 DEVICE void reduce_tokens(float (&value)[LANE_ROWS], float SHARED* exchange, Combine combine) {
     int lane = unhoisted(lane_index());
+    int warp = warp_of_group();
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
         UNROLL for (int mask = 4; mask < 32; mask *= 2) value[i] = combine(value[i], shuffle_xor(value[i], mask));
-        if (lane < 4) exchange[warp_of_group() * ROWS + lane_row(lane, i)] = value[i];
+        if (lane < 4) exchange[warp * ROWS + lane_row(lane, i)] = value[i];
     }
     group_barrier();
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
         value[i] = exchange[lane_row(lane, i)];
-        UNROLL for (int warp = 1; warp < GROUP_WARPS; warp++) {
-            value[i] = combine(value[i], exchange[warp * ROWS + lane_row(lane, i)]);
+        UNROLL for (int other = 1; other < GROUP_WARPS; other++) {
+            value[i] = combine(value[i], exchange[other * ROWS + lane_row(lane, i)]);
         }
     }
 }
@@ -103,10 +104,11 @@ struct Softmax {
     /// Turns products into logits.
     DEVICE void mask(const DecodeParams& p, float (&x)[SUMS], int token) const {
         scale_logits(p, x);
+        int warp = warp_of_group();
         if (token + TILE_TOKENS <= least && token >= begin) return;
         int lane = unhoisted(lane_index());
         UNROLL for (int i = 0; i < SUMS; i++) {
-            int at = token + warp_of_group() * 16 + lane / 4 + i / 2 % 2 * 8;
+            int at = token + warp * 16 + lane / 4 + i / 2 % 2 * 8;
             if (at >= limit[lane_row(lane, i / 4 * 2 + i % 2)] || at < begin) x[i] = NEGATIVE_INFINITY;
         }
     }
@@ -214,6 +216,7 @@ DEVICE void finish(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], 
                    unsigned char SHARED* shared) {
     reduce_tokens(softmax.sum, (float SHARED*)(shared + EXCHANGE_AT), [](float a, float b) { return a + b; });
     int lane = unhoisted(lane_index());
+    int warp = warp_of_group();
     int64 slot = *(const int64 SHARED*)(shared + SLOT_AT);
     float scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
@@ -223,7 +226,7 @@ DEVICE void finish(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], 
         float lse = empty ? NEGATIVE_INFINITY : (softmax.maximum[i] + log2(softmax.sum[i])) * LN_2;
         int row = first_row + lane_row(lane, i);
         Row of = row_of(p, seq, row);
-        if (warp_of_group() != 0 || lane >= 4 || !of.valid) continue;
+        if (warp != 0 || lane >= 4 || !of.valid) continue;
         if (slot < 0) {
             write_lse(p, of, lse);
         } else {

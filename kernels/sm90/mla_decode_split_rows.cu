@@ -51,7 +51,7 @@ struct Queries {
     /// Loads the rows of a virtual sequence; those that do not exist become zeros. Units for registers pass through the
     /// warp's rows of the first unit in shared memory, where they take the arrangement that the products expect.
     DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-        int lane = lane_index();
+        int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
         unsigned char SHARED* place[4];
         const uint16 GLOBAL* from[4];
@@ -110,8 +110,8 @@ struct Softmax {
     int limit[2];              // tokens that the row sees of this piece
     int begin;                 // first token of this piece
 
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int begin_token, int row) {
-        begin = begin_token;
+    DEVICE void start(const DecodeParams& p, const Cursor& at, int first_row) {
+        int row = first_row + warp_of_group() * 16 + lane_index() / 4;
         UNROLL for (int r = 0; r < 2; r++) {
             maximum[r] = NO_MAXIMUM;
             sum[r] = 0.0f;
@@ -196,7 +196,6 @@ struct Weigher {
     Softmax softmax;
     static constexpr int NAME = 1;
 
-    DEVICE int row() const { return warp_of_group() * 16 + lane_index() / 4; }
     DEVICE Note SHARED* note(int place) const { return (Note SHARED*)(shared + NOTE_AT) + place; }
 
     /// Starts the products of the tile ahead, with new queries if need be.
@@ -229,37 +228,39 @@ struct Weigher {
         softmax.push(p, x, token, factor);
 
         // Weights go where the rotary unit was.
+        int warp_row = warp_of_group() * 16;
         int matrix_row = lane % 16;
-        uint32 to = ring.rotary(place) + (warp_of_group() * 16 + matrix_row) * 128;
+        uint32 to = ring.rotary(place) + (warp_row + matrix_row) * 128;
         UNROLL for (int j = 0; j < 8; j += 2) {
             store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
                          pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
         }
+        int row = warp_row + lane / 4;
         if (lane % 4 == 0) {
-            float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place * ROWS + row();
+            float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place * ROWS + row;
             rescale[0] = factor[0];
             rescale[8] = factor[1];
         }
-        if (last) finish_piece(place);
+        if (last) finish_piece(place, row);
         publish_to_async();
         warp_barrier();
         if (lane == 0) barrier_arrive(ring.base + READY_AT + place * 8);
     }
 
-    DEVICE void finish_piece(int place) {
-        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place * ROWS + row();
+    DEVICE void finish_piece(int place, int row) {
+        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place * ROWS + row;
         int64 slot = note(place)->slot;
         UNROLL for (int r = 0; r < 2; r++) {
             float lse = softmax.finish(r);
             if (lane_index() % 4 != 0) continue;
             scale[r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
-            int row = first_row + this->row() + r * 8;
-            Row of = row_of(p, note(place)->seq, row);
+            int group_row = first_row + row + r * 8;
+            Row of = row_of(p, note(place)->seq, group_row);
             if (!of.valid) continue;
             if (slot < 0) {
                 write_lse(p, of, lse);
             } else {
-                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
+                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + group_row] = lse;
             }
         }
     }
@@ -267,13 +268,15 @@ struct Weigher {
     DEVICE void run() {
         float x[32];
         int token = -1;  // of the tile whose logits are in `x`; none yet
+        softmax.begin = ahead.seq == part.seq ? part.token : 0;
         NO_UNROLL while (true) {
             float ahead_x[32];
             int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
             start(ahead_x);
             describe();
             if (token >= 0) weigh(x, token, place, turn);
-            if (turn) softmax.start(p, ahead, token < 0 && ahead.seq == part.seq ? part.token : 0, first_row + row());
+            if (token >= 0 && turn) softmax.begin = 0;
+            if (turn) softmax.start(p, ahead, first_row);
             products_wait<0>();
             named_barrier(NAME, 128);  // no warp reads the rotary unit any more
             copy_floats(x, ahead_x);

@@ -14,8 +14,9 @@ struct alignas(64) TensorMap {
 
 DEVICE uint32 shared_address(const void SHARED* pointer) { return (uint32)__cvta_generic_to_shared(pointer); }
 
-/// The warpgroup of this thread, in a register that the compiler knows to be the same in the whole warp.
+/// The warpgroup of this thread, in a register that the compiler knows to be the same in the whole warp. All lanes must ask.
 DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 128, 0); }
+/// Likewise the warp of this thread within its warpgroup.
 DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
 
 /// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
