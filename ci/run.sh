@@ -66,6 +66,11 @@ job_test() {
   job_package
 }
 
+job_kernels() {
+  say "kernels for every architecture, without a GPU: registers, shared memory, spills, matrix instructions"
+  python3 ci/kernels.py
+}
+
 job_deny() {
   say "cargo-deny: bans, licences, sources"
   if ! command -v cargo-deny >/dev/null; then

@@ -2,7 +2,8 @@
 //
 // KERNEL(threads) starts a kernel, DEVICE a function, CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads)
+// One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
+#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
 #define DEVICE __device__ __forceinline__
 #define CONSTANT constexpr __host__ __device__
 #define GLOBAL

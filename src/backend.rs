@@ -136,6 +136,10 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
 
     /// Copies host bytes to the device in stream order. `src` may be reused as soon as this returns.
     ///
+    /// # Errors
+    /// [`CaptureFailed`](crate::Error::CaptureFailed) while the stream is being captured, as for [`Backend::download`] and
+    /// [`Backend::synchronize`]; the capture then fails, too.
+    ///
     /// # Safety
     /// `dst..dst + src.len()` is device memory of this device that no other work writes meanwhile.
     unsafe fn upload(&self, stream: &Self::Stream, dst: u64, src: &[u8]) -> Result<()>;

@@ -10,6 +10,8 @@ use crate::tensor::Tensor;
 
 struct Recording<B: Backend> {
     state: CaptureState,
+    // Goes up when a capture begins or ends: equal numbers mean the same capture, or the same time between two.
+    id: u64,
     // Buffers that the launches being captured touch: the graph owns them, so that no tensor can be freed under it.
     keep: Vec<Arc<B::Buffer>>,
 }
@@ -64,7 +66,7 @@ impl<B: Backend> Stream<B> {
     }
 
     fn wrap(backend: &B, raw: B::Stream) -> Self {
-        let recording = Mutex::new(Recording { state: CaptureState::Idle, keep: Vec::new() });
+        let recording = Mutex::new(Recording { state: CaptureState::Idle, id: 0, keep: Vec::new() });
         Self { backend: backend.clone(), raw, recording }
     }
 
@@ -94,6 +96,11 @@ impl<B: Backend> Stream<B> {
     pub fn synchronize(&self) -> Result<()> {
         self.require_idle("synchronize")?;
         self.backend.synchronize(&self.raw)
+    }
+
+    /// Which capture is under way, or between which two the stream is.
+    pub(crate) fn recording_id(&self) -> u64 {
+        self.recording().id
     }
 
     pub(crate) fn require_idle(&self, call: &'static str) -> Result<()> {
@@ -133,6 +140,19 @@ impl<B: Backend> Stream<B> {
 }
 
 impl<B: Backend> Recording<B> {
+    fn begin(&mut self) -> Result<()> {
+        self.state = self.state.begin()?;
+        self.id += 1;
+        Ok(())
+    }
+
+    /// What was kept for the graph.
+    fn end(&mut self) -> Vec<Arc<B::Buffer>> {
+        self.state = CaptureState::Idle;
+        self.id += 1;
+        std::mem::take(&mut self.keep)
+    }
+
     fn retain(&mut self, buffer: &Arc<B::Buffer>) {
         if !self.keep.iter().any(|kept| Arc::ptr_eq(kept, buffer)) {
             self.keep.push(buffer.clone());
@@ -151,9 +171,9 @@ impl<B: GraphBackend> Stream<B> {
     pub fn capture(&self, enqueue: impl FnOnce() -> Result<()>) -> Result<Graph<B>> {
         {
             let mut recording = self.recording();
-            recording.state = recording.state.begin()?;
+            recording.begin()?;
             if let Err(error) = self.backend.begin_capture(&self.raw) {
-                recording.state = CaptureState::Idle;
+                recording.end();
                 return Err(error);
             }
         }
@@ -162,9 +182,7 @@ impl<B: GraphBackend> Stream<B> {
         let enqueued = enqueue();
         std::mem::forget(guard);
 
-        let mut recording = self.recording();
-        recording.state = CaptureState::Idle;
-        let keep = std::mem::take(&mut recording.keep);
+        let keep = self.recording().end();
         match enqueued {
             Ok(()) => {
                 let graph = self.backend.end_capture(&self.raw)?;
@@ -197,9 +215,7 @@ struct AbortOnUnwind<'a, B: GraphBackend> {
 
 impl<B: GraphBackend> Drop for AbortOnUnwind<'_, B> {
     fn drop(&mut self) {
-        let mut recording = self.stream.recording();
-        recording.state = CaptureState::Idle;
-        recording.keep.clear();
+        self.stream.recording().end();
         self.stream.backend.abort_capture(&self.stream.raw);
     }
 }

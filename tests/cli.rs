@@ -299,6 +299,13 @@ fn info_shows_devices_and_presets() {
 }
 
 #[test]
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn kernels_are_shown_and_compiled_ahead_for_known_architectures_only() {
+    run(&["info"]).shows(0, &["kernels\n", "disk cache: ", "run-time compiler: "]);
+    run(&["precompile", "--arch", "vax"]).fails(&["`arch`", "`vax`", "architectures"]);
+}
+
+#[test]
 fn bench_measures_and_checks() {
     let (json, plot) = (Scratch::new(".json"), Scratch::new(".svg"));
     let points = "B2 S40 H3 q1, var B3 ~50 H2 q2, skew B1 1x70 H2";

@@ -116,6 +116,8 @@ fn attention_without_a_schedule_is_an_error() {
         let [table, ..] = workspace.views(0, &views).unwrap();
         // SAFETY: the view has this size.
         let table = unsafe { Tensor::<Host>::from_raw(table, DType::U8, &[views[0]], &[1]) }.unwrap();
+        let width = problem.table_width();
+        let mut step = decode.schedule(&stream, &plan, &mut workspace, &seq_lens, width, false).unwrap();
         table.fill_bytes(&host, byte).unwrap();
         let mut out = poisoned(&host, [batch, 40, 512], DType::F32).unwrap();
         let args = DecodeArgs {
@@ -128,7 +130,7 @@ fn attention_without_a_schedule_is_an_error() {
             kv_scale: 1.0,
             causal: false,
         };
-        let refused = decode.attend(&stream, &plan, &mut workspace, args);
+        let refused = step.attend(args);
         assert!(matches!(refused, Err(Error::Argument { arg: "schedule", .. })), "{byte:#x}: {refused:?}");
     }
 }

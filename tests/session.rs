@@ -23,6 +23,7 @@ on_every_backend!(
     sizes_and_modes_that_cannot_be_are_refused,
     speculative_lengths_up_to_eight_keep_full_graphs,
     split_policies_agree,
+    a_schedule_made_outside_a_capture_is_no_part_of_its_graph,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -273,4 +274,39 @@ fn split_policies_agree<B: GraphBackend>(backend: &B) {
         let served = engine.step(1, &lens, &tables).expect("step");
         engine.verify(1, &lens, &tables, served.num_tokens);
     }
+}
+
+/// Layers captured without their plan kernel would replay over whatever stands in the scratch by then.
+fn a_schedule_made_outside_a_capture_is_no_part_of_its_graph<B: GraphBackend>(backend: &B) {
+    use latentwave::{DecodeArgs, MlaConfig, MlaDecode, Stream, Workspace};
+    let mla = MlaConfig::deepseek(4, 16);
+    let decode = MlaDecode::new(backend, mla, DType::BF16, DType::BF16).expect("decode");
+    let plan = decode.plan(1, 1, 64, SplitPolicy::Auto).expect("plan");
+    let mut workspace = Workspace::new(backend, 1).expect("workspace");
+    let kv_cache = latentwave::KvCache::zeros(backend, 4, &mla, DType::BF16).expect("cache");
+    let q = Tensor::zeros(backend, [1, 4, 576], DType::BF16).expect("q");
+    let mut out = Tensor::zeros(backend, [1, 4, 512], DType::BF16).expect("out");
+    let block_table = Tensor::from_slice(backend, [1, 4], &[0, 1, 2, 3]).expect("table");
+    let seq_lens = Tensor::from_slice(backend, [1], &[40]).expect("lens");
+    let other_lens = Tensor::from_slice(backend, [1], &[4]).expect("lens");
+
+    let stream = Stream::new(backend).expect("stream");
+    let mut step = decode.schedule(&stream, &plan, &mut workspace, &seq_lens, 4, true).expect("schedule");
+    let mut attend = |seq_lens| {
+        let (q, kv_cache, block_table, out) = (&q, &kv_cache, &block_table, &mut out);
+        step.attend(DecodeArgs { q, kv_cache, block_table, seq_lens, out, lse: None, kv_scale: 1.0, causal: true })
+    };
+    attend(&seq_lens).expect("the schedule's own time");
+    let error = attend(&other_lens).expect_err("other lengths than were scheduled");
+    assert!(matches!(error, Error::Argument { arg: "seq_lens", .. }), "{error:?}");
+    let mut inside = None;
+    let graph = stream.capture(|| {
+        inside = Some(attend(&seq_lens));
+        Ok(())
+    });
+    assert!(graph.is_ok());
+    assert!(matches!(inside, Some(Err(Error::GraphState { .. }))), "{inside:?}");
+    let after = attend(&seq_lens);
+    assert!(matches!(after, Err(Error::GraphState { .. })), "the scratch may have been used since: {after:?}");
+    stream.synchronize().expect("synchronize");
 }

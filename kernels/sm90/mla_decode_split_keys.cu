@@ -183,8 +183,8 @@ DEVICE void write_output(const DecodeParams& p, const float (&o)[LATENT_UNITS][S
             Row of = row_of(p, seq, first_row + r);
             if (!of.valid) continue;
             UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-                *(Word4 GLOBAL*)(output_row(p, of) + word * 8) =
-                    *(const Word4 SHARED*)(staging + r * ROW_BYTES + (word ^ r % 8) * 16);
+                store_output(output_row(p, of) + word * 8,
+                             *(const Word4 SHARED*)(staging + r * ROW_BYTES + (word ^ r % 8) * 16));
             }
         }
         return;

@@ -318,8 +318,8 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
         NO_UNROLL for (int r = 0; r < 16; r++) {
             Row of = row_of(p, seq, first_row + r);
             if (!of.valid) continue;
-            *(Word4 GLOBAL*)(output_row(p, of) + column + lane * 8) =
-                *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
+            store_output(output_row(p, of) + column + lane * 8,
+                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
         }
     } else {
         unsigned char SHARED* to = staging + lane / 4 * ROW_BYTES + lane % 2 * 8;

@@ -200,3 +200,13 @@ DEVICE void scale_logits(const DecodeParams& p, float (&x)[count]) {
         x[i] = p.softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[i] * inner) + 1.0f));
     }
 }
+
+/// Stores 16 bytes of an output row, which begins at a multiple of 8.
+DEVICE void store_output(uint16 GLOBAL* to, const Word4& word) {
+    if ((uint64)to % 16 == 0) {
+        *(Word4 GLOBAL*)to = word;
+    } else {
+        *(Word2 GLOBAL*)to = {word.x, word.y};
+        *(Word2 GLOBAL*)(to + 4) = {word.z, word.w};
+    }
+}

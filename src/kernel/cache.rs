@@ -154,7 +154,8 @@ mod tests {
     }
 
     fn key(text: &str, arch: &str, compiler: &str) -> Key {
-        let source = Source { name: "kernel".into(), text: text.into(), options: vec!["-O3".into()] };
+        let options = vec!["-O3".into()];
+        let source = Source { name: "kernel".into(), symbol: "kernel", text: text.into(), options };
         Key::new("cuda", &source, arch, compiler)
     }
 

@@ -59,6 +59,8 @@ pub struct ManifestEntry {
     pub variant: String,
     /// Hash of the source and options that it was compiled from.
     pub source: String,
+    /// Where its code begins, behind the manifest. Entries of one source share their code.
+    pub offset: usize,
     /// Bytes in the archive.
     pub stored: usize,
     /// Bytes once decompressed.
@@ -95,19 +97,16 @@ fn open(archive: &[u8]) -> Option<(Manifest, &[u8])> {
 }
 
 fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
-    let (manifest, mut kernels) = open(archive)?;
-    let hash = source.hash();
-    for entry in manifest.kernels {
-        let (stored, rest) = kernels.split_at_checked(entry.stored)?;
-        if entry.variant == source.name {
-            let mut code = Vec::new();
-            // A bound on what is read, should the archive be damaged.
-            DeflateDecoder::new(stored).take(entry.size as u64 + 1).read_to_end(&mut code).ok()?;
-            return (entry.source == hash && code.len() == entry.size).then_some(code);
-        }
-        kernels = rest;
+    let (manifest, kernels) = open(archive)?;
+    let entry = manifest.kernels.into_iter().find(|entry| entry.variant == source.name)?;
+    if entry.source != source.hash() {
+        return None;
     }
-    None
+    let stored = kernels.get(entry.offset..)?.get(..entry.stored)?;
+    let mut code = Vec::new();
+    // A bound on what is read, should the archive be damaged.
+    DeflateDecoder::new(stored).take(entry.size as u64 + 1).read_to_end(&mut code).ok()?;
+    (code.len() == entry.size).then_some(code)
 }
 
 /// Compiles `variants` for `arch` and packs them into an archive. `done` is told of each kernel as it is made, from any
@@ -125,22 +124,35 @@ pub fn build(
     let mut variants = variants.to_vec();
     variants.sort();
     variants.dedup();
-    let kernels: Vec<(ManifestEntry, Vec<u8>)> = variants
+    let compiled: Vec<(Source, Vec<u8>)> = variants
         .par_iter()
         .map(|variant| {
             let source = Source::new(dialect, variant, wave_of(arch));
             let compiled = compiler.compile(&source, arch)?;
-            let stored = compress(&compiled.code)?;
-            let (size, hash) = (compiled.code.len(), source.hash());
             done(variant, &compiled);
-            Ok((ManifestEntry { variant: source.name, source: hash, stored: stored.len(), size }, stored))
+            Ok((source, compiled.code))
         })
         .collect::<Result<_>>()?;
-    let (entries, stored): (Vec<_>, Vec<_>) = kernels.into_iter().unzip();
+    let mut entries: Vec<ManifestEntry> = Vec::new();
+    let mut kernels = Vec::new();
+    for (source, code) in compiled {
+        let hash = source.hash();
+        // Entry points of one file with the same constants have one source, and so one binary.
+        let entry = match entries.iter().find(|entry| entry.source == hash) {
+            Some(twin) => ManifestEntry { variant: source.name, ..twin.clone() },
+            None => {
+                let stored = compress(&code)?;
+                let (offset, size) = (kernels.len(), code.len());
+                kernels.extend(&stored);
+                ManifestEntry { variant: source.name, source: hash, offset, stored: stored.len(), size }
+            }
+        };
+        entries.push(entry);
+    }
     let manifest = Manifest { arch: arch.to_owned(), compiler: compiler.version().to_owned(), kernels: entries };
     let manifest = serde_json::to_vec(&manifest).map_err(packing)?;
     let length = u32::try_from(manifest.len()).map_err(packing)?.to_le_bytes();
-    Ok([&MAGIC[..], &length, &manifest, &stored.concat()].concat())
+    Ok([&MAGIC[..], &length, &manifest, &kernels].concat())
 }
 
 fn compress(code: &[u8]) -> Result<Vec<u8>> {
@@ -182,7 +194,7 @@ mod tests {
 
     #[test]
     fn an_archive_gives_back_what_its_source_hash_still_fits() {
-        let variants = [Entry::Plan, Entry::DecodeSplit, Entry::MergeStates].map(|e| Variant::simple(e, DType::BF16));
+        let variants = [Entry::Plan, Entry::MergeStates, Entry::DcpCombine].map(|e| Variant::simple(e, DType::BF16));
         let told = std::sync::atomic::AtomicUsize::new(0);
         let count = |_: &Variant, _: &Compiled| {
             told.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
@@ -196,7 +208,12 @@ mod tests {
             let newer = Dialect { vendor: SourceFile { name: "vendor.h", text: "// two" }, ..DIALECT };
             assert_eq!(extract(&archive, &Source::new(&newer, variant, 32)), None, "stale");
         }
-        let absent = Variant::simple(Entry::DcpCombine, DType::BF16);
+        let merges = open(&archive).unwrap().0.kernels;
+        assert!(
+            merges.iter().any(|a| merges.iter().any(|b| a.variant < b.variant && a.offset == b.offset)),
+            "shared code"
+        );
+        let absent = Variant::simple(Entry::DecodeSplit, DType::BF16);
         assert_eq!(extract(&archive, &Source::new(&DIALECT, &absent, 32)), None);
     }
 

@@ -75,7 +75,8 @@ fn archive_status(arch: &'static str, variants: &[Variant]) -> ArchiveStatus {
         arch,
         fresh: fresh.len(),
         stale: stale.iter().map(ToString::to_string).collect(),
-        bytes: kernels.iter().map(|kernel| kernel.stored).sum(),
+        // The last kernel ends the archive.
+        bytes: kernels.iter().map(|kernel| kernel.offset + kernel.stored).max().unwrap_or(0),
         compiler: manifest.map(|manifest| manifest.compiler).unwrap_or_default(),
     }
 }

@@ -6,7 +6,7 @@
 
 use sha2::{Digest, Sha256};
 
-use super::{Entry, Variant};
+use super::{Entry, Variant, select_sm90};
 use crate::tensor::DType;
 
 /// A file of source text, carried in the library.
@@ -50,22 +50,27 @@ pub const CUDA: Dialect = Dialect {
 const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
+const STREAM: SourceFile = embed!("kernels/mla_stream.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
+const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
 const PROBE: SourceFile = embed!("kernels/probe.cu");
 const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 
-/// The file that holds a variant's entry point, after the headers that only it needs.
+/// The file that holds a variant's entry point, after those that it alone needs.
 fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[PLAN],
-        Entry::DecodeSplit if variant.form == 1 => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
-        Entry::DecodeSplit => &[DECODE_SPLIT],
+        Entry::DecodeSplit => match variant.form {
+            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
+            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_KEYS],
+            _ => &[STREAM, DECODE_SPLIT],
+        },
         Entry::DecodeReduce => &[DECODE_REDUCE],
         Entry::CacheWrite | Entry::CacheGather => &[CACHE],
         Entry::MergeStates | Entry::DcpCombine => &[MERGE],
@@ -79,6 +84,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
 pub struct Source {
     /// Name of the variant.
     pub name: String,
+    /// Name of the entry point. A file may hold several.
+    pub symbol: &'static str,
     /// The whole source text.
     pub text: String,
     /// Options, the architecture excepted.
@@ -88,16 +95,17 @@ pub struct Source {
 impl Source {
     /// Source and options of a variant for devices with waves of `wave` lanes.
     pub fn new(dialect: &Dialect, variant: &Variant, wave: usize) -> Self {
-        let shared = [dialect.vendor, dialect.mma, PARAMS, TILE];
-        let files = shared.iter().chain(kernel_files(variant));
-        let mut text = String::with_capacity(files.clone().map(|file| file.text.len() + 64).sum());
-        for file in files {
+        let prelude = [dialect.vendor, dialect.mma, PARAMS, TILE];
+        let files = || prelude.iter().chain(kernel_files(variant));
+        let mut text = String::with_capacity(files().map(|file| file.text.len() + 64).sum());
+        for file in files() {
             // A message then names the file and line that a reader can open.
             text.push_str(&format!("#line 1 \"{}\"\n{}\n", file.name, file.text));
         }
         let options = dialect.options.iter().map(|&option| option.to_owned());
         let defines = defines(variant, wave).map(|(name, value)| format!("-D{name}={value}"));
-        Self { name: variant.to_string(), text, options: options.chain(defines).collect() }
+        let options = options.chain(defines).collect();
+        Self { name: variant.to_string(), symbol: variant.entry.symbol(), text, options }
     }
 
     /// SHA-256 of text and options, in hexadecimal digits: code with another hash is stale.

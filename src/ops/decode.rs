@@ -1,5 +1,8 @@
 //! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
 
+use std::marker::PhantomData;
+use std::sync::Arc;
+
 use super::cache::KvCache;
 use super::check;
 use crate::backend::{Backend, DecodeKernels, DecodeShape};
@@ -17,7 +20,7 @@ const QUERY_TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16];
 
 /// Decode attention of one layer shape on one device.
 ///
-/// A *step* is one [`schedule`](MlaDecode::schedule) for all layers, then one [`attend`](MlaDecode::attend) per layer;
+/// A *step* is one [`schedule`](MlaDecode::schedule) for all layers, then one [`attend`](Scheduled::attend) per layer;
 /// [`run`](MlaDecode::run) does both for a single layer. All of it only enqueues, allocates nothing on the device, and may be
 /// captured.
 #[derive(Debug, Clone)]
@@ -143,122 +146,39 @@ impl<B: Backend> MlaDecode<B> {
         })
     }
 
-    /// Enqueues the plan kernel, which cuts this step's work by the lengths that stand in `seq_lens` when it runs. Once per
-    /// step, before the first [`attend`](MlaDecode::attend); nothing to do for schedules that need no table.
+    /// Enqueues the plan kernel, which cuts this step's work by the lengths that stand in `seq_lens` when it runs (nothing to do
+    /// for schedules that need no table). What comes back enqueues the layers; until it is dropped the workspace is this step's.
+    ///
+    /// `table_width` is the number of columns of the block table; `causal` as in [`DecodeArgs`].
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::WorkspaceLocked`], [`Error::Driver`].
-    pub fn schedule(
-        &self,
-        stream: &Stream<B>,
-        plan: &Plan<B>,
-        workspace: &mut Workspace<B>,
+    pub fn schedule<'a>(
+        &'a self,
+        stream: &'a Stream<B>,
+        plan: &'a Plan<B>,
+        workspace: &'a mut Workspace<B>,
         seq_lens: &Tensor<B>,
         table_width: usize,
         causal: bool,
-    ) -> Result<()> {
+    ) -> Result<Scheduled<'a, B>> {
         self.check_seq_lens(plan, seq_lens)?;
-        if plan.decode.schedule != ScheduleKind::Balanced || plan.decode.shape.batch == 0 {
-            return Ok(());
+        let table_width = check::int("block_table", table_width)?;
+        let base = DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
+        let buffer = workspace.buffer(0).cloned();
+        if plan.decode.schedule == ScheduleKind::Balanced && plan.decode.shape.batch > 0 {
+            let threads = plan.kernels.plan.threads;
+            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
+            stream.retain(&[Some(seq_lens)]);
+            buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
+            // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
+            unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(base))? };
         }
-        let mut params = self.base_params(plan, workspace, causal)?;
-        params.seq_lens = seq_lens.addr();
-        params.table_width = check::int("block_table", table_width)?;
-        let launch = Launch { grid: [1, 1, 1], threads: plan.kernels.plan.threads, shared_bytes: 0, dependent: false };
-        stream.retain(&[Some(seq_lens)]);
-        retain_workspace(stream, workspace);
-        // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
-        unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(params)) }
+        let recording = stream.recording_id();
+        Ok(Scheduled { decode: self, stream, plan, base, buffer, causal, recording, _workspace: PhantomData })
     }
 
-    /// Enqueues stage 1 and stage 2 of one layer, after this step's [`schedule`](MlaDecode::schedule) with the same `plan`,
-    /// workspace, lengths and causality.
-    ///
-    /// # Errors
-    /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];
-    /// [`Error::PageOutOfRange`] and [`Error::SeqLenOutOfRange`] on the host backend, which sees the tables; [`Error::Driver`].
-    pub fn attend(
-        &self,
-        stream: &Stream<B>,
-        plan: &Plan<B>,
-        workspace: &mut Workspace<B>,
-        args: DecodeArgs<'_, B>,
-    ) -> Result<()> {
-        let table_width = self.check_args(plan, &args)?;
-        let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
-        if shape.batch == 0 {
-            return Ok(());
-        }
-        let cache = args.kv_cache.addresses();
-        let [q_batch, q_token, q_head] = row_strides("q", args.q, shape.batch, shape.query_len)?;
-        let [out_batch, out_token, out_head] = row_strides("out", args.out, shape.batch, shape.query_len)?;
-        let lse = args.lse.as_deref();
-        let [lse_batch, lse_token, _] = match lse {
-            Some(lse) => row_strides("lse", lse, shape.batch, shape.query_len)?,
-            None => [0; 3],
-        };
-        let params = DecodeParams {
-            q: args.q.addr(),
-            kv: cache.kv,
-            k_rope: cache.k_rope,
-            block_table: args.block_table.addr(),
-            seq_lens: args.seq_lens.addr(),
-            out: args.out.addr(),
-            lse: lse.map_or(0, Tensor::addr),
-            q_stride_batch: q_batch,
-            q_stride_token: q_token,
-            q_stride_head: q_head,
-            kv_stride_page: cache.kv_strides[0],
-            kv_stride_token: cache.kv_strides[1],
-            rope_stride_page: cache.rope_strides[0],
-            rope_stride_token: cache.rope_strides[1],
-            table_stride: args.block_table.strides()[0] as i64,
-            out_stride_batch: out_batch,
-            out_stride_token: out_token,
-            out_stride_head: out_head,
-            lse_stride_batch: lse_batch,
-            lse_stride_token: lse_token,
-            num_pages: args.kv_cache.num_pages() as i64,
-            table_width: check::int("block_table", table_width)?,
-            kv_scale: args.kv_scale,
-            ..self.base_params(plan, workspace, args.causal)?
-        };
-
-        let group_rows = plan.decode.group_rows();
-        let split = &plan.kernels.split;
-        let items = match schedule {
-            ScheduleKind::Balanced => num_parts,
-            ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
-        };
-        let split_launch = Launch {
-            grid: [blocks(group_rows.div_ceil(split.block_rows as usize) * items)?, 1, 1],
-            threads: split.threads,
-            shared_bytes: plan.kernels.split_shared_bytes,
-            dependent: false,
-        };
-        let columns = self.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
-        let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);
-        let reduce_launch = Launch {
-            grid: [blocks(columns * rows * plan.decode.virtual_seqs())?, 1, 1],
-            threads: plan.kernels.reduce.threads,
-            shared_bytes: 0,
-            dependent: true,
-        };
-        let cache = args.kv_cache;
-        let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
-        stream.retain(&tensors);
-        stream.retain(&[Some(&*args.out), lse]);
-        retain_workspace(stream, workspace);
-        let params = Params::Decode(params);
-        // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
-        // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
-        unsafe {
-            stream.launch(&plan.split_kernel, &split_launch, &params)?;
-            stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
-        }
-    }
-
-    /// [`schedule`](MlaDecode::schedule) and [`attend`](MlaDecode::attend) in one, for a single layer.
+    /// [`schedule`](MlaDecode::schedule) and [`attend`](Scheduled::attend) in one, for a single layer.
     ///
     /// # Errors
     /// As those two.
@@ -270,8 +190,7 @@ impl<B: Backend> MlaDecode<B> {
         args: DecodeArgs<'_, B>,
     ) -> Result<()> {
         let table_width = self.check_args(plan, &args)?;
-        self.schedule(stream, plan, workspace, args.seq_lens, table_width, args.causal)?;
-        self.attend(stream, plan, workspace, args)
+        self.schedule(stream, plan, workspace, args.seq_lens, table_width, args.causal)?.attend(args)
     }
 
     /// The fields that plan, configuration and workspace give.
@@ -358,6 +277,117 @@ impl<B: Backend> MlaDecode<B> {
     }
 }
 
+/// A step whose work has been cut: enqueues its layers. It borrows the workspace, so that nothing else can write there between
+/// the plan kernel and the layers.
+pub struct Scheduled<'a, B: Backend> {
+    decode: &'a MlaDecode<B>,
+    stream: &'a Stream<B>,
+    plan: &'a Plan<B>,
+    base: DecodeParams,
+    buffer: Option<Arc<B::Buffer>>,
+    causal: bool,
+    // A schedule that was enqueued outside a capture is not part of its graph.
+    recording: u64,
+    _workspace: PhantomData<&'a mut Workspace<B>>,
+}
+
+impl<B: Backend> Scheduled<'_, B> {
+    /// Enqueues stage 1 and stage 2 of one layer, over the lengths and with the causality that were scheduled.
+    ///
+    /// # Errors
+    /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];
+    /// [`Error::PageOutOfRange`] and [`Error::SeqLenOutOfRange`] on the host backend, which sees the tables; [`Error::Driver`].
+    pub fn attend(&mut self, args: DecodeArgs<'_, B>) -> Result<()> {
+        let Self { decode, stream, plan, ref base, ref buffer, .. } = *self;
+        let table_width = check::int("block_table", decode.check_args(plan, &args)?)?;
+        self.check_scheduled(&args, table_width)?;
+        let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
+        if shape.batch == 0 {
+            return Ok(());
+        }
+        let cache = args.kv_cache.addresses();
+        let [q_batch, q_token, q_head] = row_strides("q", args.q, shape.batch, shape.query_len)?;
+        let [out_batch, out_token, out_head] = row_strides("out", args.out, shape.batch, shape.query_len)?;
+        let lse = args.lse.as_deref();
+        let [lse_batch, lse_token, _] = match lse {
+            Some(lse) => row_strides("lse", lse, shape.batch, shape.query_len)?,
+            None => [0; 3],
+        };
+        let params = DecodeParams {
+            q: args.q.addr(),
+            kv: cache.kv,
+            k_rope: cache.k_rope,
+            block_table: args.block_table.addr(),
+            out: args.out.addr(),
+            lse: lse.map_or(0, Tensor::addr),
+            q_stride_batch: q_batch,
+            q_stride_token: q_token,
+            q_stride_head: q_head,
+            kv_stride_page: cache.kv_strides[0],
+            kv_stride_token: cache.kv_strides[1],
+            rope_stride_page: cache.rope_strides[0],
+            rope_stride_token: cache.rope_strides[1],
+            table_stride: args.block_table.strides()[0] as i64,
+            out_stride_batch: out_batch,
+            out_stride_token: out_token,
+            out_stride_head: out_head,
+            lse_stride_batch: lse_batch,
+            lse_stride_token: lse_token,
+            num_pages: args.kv_cache.num_pages() as i64,
+            kv_scale: args.kv_scale,
+            ..*base
+        };
+
+        let group_rows = plan.decode.group_rows();
+        let split = &plan.kernels.split;
+        let items = match schedule {
+            ScheduleKind::Balanced => num_parts,
+            ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
+        };
+        let split_launch = Launch {
+            grid: [blocks(group_rows.div_ceil(split.block_rows as usize) * items)?, 1, 1],
+            threads: split.threads,
+            shared_bytes: plan.kernels.split_shared_bytes,
+            dependent: false,
+        };
+        let columns = decode.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
+        let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);
+        let reduce_launch = Launch {
+            grid: [blocks(columns * rows * plan.decode.virtual_seqs())?, 1, 1],
+            threads: plan.kernels.reduce.threads,
+            shared_bytes: 0,
+            dependent: true,
+        };
+        let cache = args.kv_cache;
+        let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
+        stream.retain(&tensors);
+        stream.retain(&[Some(&*args.out), lse]);
+        buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
+        let params = Params::Decode(params);
+        // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
+        // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
+        unsafe {
+            stream.launch(&plan.split_kernel, &split_launch, &params)?;
+            stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
+        }
+    }
+
+    /// The layer must fit what the plan kernel saw, and stand in the same graph.
+    fn check_scheduled(&self, args: &DecodeArgs<'_, B>, table_width: i32) -> Result<()> {
+        if self.stream.recording_id() != self.recording {
+            let call = "attend (its schedule was enqueued before a capture began, or in one that has ended)";
+            return Err(Error::GraphState { call, state: self.stream.capture_state() });
+        }
+        if args.seq_lens.addr() != self.base.seq_lens {
+            return Err(Error::argument("seq_lens", "not the tensor that was scheduled"));
+        }
+        if args.causal != self.causal || table_width != self.base.table_width {
+            return Err(Error::argument("causal", "causality and table width must be those that were scheduled"));
+        }
+        Ok(())
+    }
+}
+
 /// Checks that a tensor is `[batch * query_len, ..rest]` or `[batch, query_len, ..rest]`.
 fn check_rows<B: Backend>(
     arg: &'static str,
@@ -397,13 +427,6 @@ fn row_strides<B: Backend>(arg: &'static str, tensor: &Tensor<B>, batch: usize, 
     match last.map(i64::try_from) {
         Some(Ok(_)) => Ok([sequence as i64, token as i64, head as i64]),
         _ => Err(Error::argument(arg, "strides overflow")),
-    }
-}
-
-/// Keeps the scratch alive for the graph being captured, if one is.
-fn retain_workspace<B: Backend>(stream: &Stream<B>, workspace: &Workspace<B>) {
-    if let Some(buffer) = workspace.buffer(0) {
-        stream.retain_buffer(buffer);
     }
 }
 

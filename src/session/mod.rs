@@ -425,13 +425,13 @@ fn make_step<'a, B: GraphBackend>(
         stream,
         decode,
         plan,
-        workspace,
+        workspace: Some(workspace),
+        scheduled: None,
         seq_lens: inputs.seq_lens(num_seqs)?,
         block_table: inputs.block_table(num_seqs)?,
         slot_mapping: inputs.slot_mapping(num_seqs * query_len)?,
         num_tokens,
         kv_scale: config.kv_scale,
-        scheduled: false,
     })
 }
 

@@ -2,7 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
-use crate::ops::{CacheWrite, DecodeArgs, KvCache, MlaDecode, Plan, write_cache};
+use crate::ops::{CacheWrite, DecodeArgs, KvCache, MlaDecode, Plan, Scheduled, write_cache};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
 use crate::workspace::Workspace;
@@ -16,13 +16,14 @@ pub struct Step<'a, B: Backend> {
     pub(super) stream: &'a Stream<B>,
     pub(super) decode: &'a MlaDecode<B>,
     pub(super) plan: &'a Plan<B>,
-    pub(super) workspace: &'a mut Workspace<B>,
+    // Given to the schedule by the first layer.
+    pub(super) workspace: Option<&'a mut Workspace<B>>,
+    pub(super) scheduled: Option<Scheduled<'a, B>>,
     pub(super) seq_lens: Tensor<B>,
     pub(super) block_table: Tensor<B>,
     pub(super) slot_mapping: Tensor<B>,
     pub(super) num_tokens: usize,
     pub(super) kv_scale: f32,
-    pub(super) scheduled: bool,
 }
 
 impl<B: Backend> Step<'_, B> {
@@ -80,7 +81,7 @@ impl<B: Backend> Step<'_, B> {
     /// passed, of which the first rows are used.
     ///
     /// # Errors
-    /// As [`MlaDecode::attend`].
+    /// As [`Scheduled::attend`].
     pub fn decode(
         &mut self,
         q: &Tensor<B>,
@@ -93,11 +94,14 @@ impl<B: Backend> Step<'_, B> {
             return Ok(());
         }
         // The plan kernel runs once per step: lengths are the same for every layer.
-        if !self.scheduled {
-            let table_width = self.block_table.shape()[1];
-            self.decode.schedule(self.stream, self.plan, self.workspace, &self.seq_lens, table_width, true)?;
-            self.scheduled = true;
+        if let Some(workspace) = self.workspace.take() {
+            let width = self.block_table.shape()[1];
+            let scheduled = self.decode.schedule(self.stream, self.plan, workspace, &self.seq_lens, width, true)?;
+            self.scheduled = Some(scheduled);
         }
+        let Some(scheduled) = &mut self.scheduled else {
+            return Err(Error::argument("step", "its plan kernel could not be enqueued; the step must be given up"));
+        };
         let first = |arg: &'static str, tensor: &Tensor<B>| match tensor.shape().first() {
             Some(&have) if have >= rows => tensor.narrow(0, 0..rows),
             _ => Err(Error::Shape { arg, expected: format!("[>= {rows}, ..]"), got: tensor.shape().to_vec() }),
@@ -114,6 +118,6 @@ impl<B: Backend> Step<'_, B> {
             kv_scale: self.kv_scale,
             causal: true,
         };
-        self.decode.attend(self.stream, self.plan, self.workspace, args)
+        scheduled.attend(args)
     }
 }

@@ -1,6 +1,6 @@
 //! Capture and replay, broken and abandoned captures, borrowed streams.
 
-use latentwave::{Backend, Error, GraphBackend, Stream};
+use latentwave::{Backend, Error, GraphBackend, Result, Stream};
 
 use super::support::{BYTES, Copy, Raw, on_each_device};
 
@@ -39,31 +39,36 @@ fn a_graph_replays_over_changed_data_on_any_stream_and_thread() {
 }
 
 #[test]
-fn a_call_that_cannot_be_recorded_is_refused_and_does_not_break_the_capture() {
+fn a_call_that_cannot_be_recorded_is_refused_and_fails_only_its_capture() {
     on_each_device(|cuda| {
         let Some(copy) = Copy::new(cuda) else { return };
         let stream = Stream::new(cuda).unwrap();
-        let raw = stream.raw();
-        let data = copy.refresh(cuda, raw, 1);
-        let graph = stream.capture(|| {
-            copy.enqueue(cuda, raw, false)?;
-            let addr = cuda.addr(&copy.dst);
-            // SAFETY: the addresses are those of a buffer.
-            let refused = unsafe {
-                [
-                    cuda.synchronize(raw),
-                    cuda.upload(raw, addr, &[0; 8]),
-                    cuda.download(raw, addr, &mut [0; 8]),
-                    stream.synchronize(),
-                ]
-            };
-            assert!(refused.iter().all(|call| matches!(call, Err(Error::GraphState { .. }))), "{refused:?}");
-            assert!(matches!(stream.capture(|| Ok(())), Err(Error::GraphState { .. })));
-            Ok(())
-        });
-        // SAFETY: the buffers live on.
-        unsafe { stream.replay(&graph.unwrap()).unwrap() };
-        assert!(copy.result(cuda, raw) == data);
+        let (raw, addr) = (stream.raw(), cuda.addr(&copy.dst));
+        type Call<'a> = (&'a str, &'a dyn Fn() -> Result<()>);
+        let calls: [Call; 3] = [
+            ("synchronize", &|| cuda.synchronize(raw)),
+            // SAFETY: the address is that of a buffer.
+            ("upload", &|| unsafe { cuda.upload(raw, addr, &[0; 8]) }),
+            // SAFETY: as above.
+            ("download", &|| unsafe { cuda.download(raw, addr, &mut [0; 8]) }),
+        ];
+        for (name, call) in calls {
+            let data = copy.refresh(cuda, raw, 1);
+            let broken = stream.capture(|| {
+                copy.enqueue(cuda, raw, false)?;
+                assert!(matches!(call(), Err(Error::CaptureFailed { .. })), "{name}");
+                copy.enqueue(cuda, raw, false)
+            });
+            match broken.map(|_| ()) {
+                Err(Error::CaptureFailed { reason }) => assert!(reason.contains(name), "{reason}"),
+                other => panic!("{name}: {other:?}"),
+            }
+            assert!(matches!(stream.capture(|| stream.synchronize()), Err(Error::GraphState { .. })));
+            let graph = stream.capture(|| copy.enqueue(cuda, raw, false)).unwrap();
+            // SAFETY: the buffers live on.
+            unsafe { stream.replay(&graph).unwrap() };
+            assert!(copy.result(cuda, raw) == data, "after {name}");
+        }
     });
 }
 

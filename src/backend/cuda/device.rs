@@ -212,6 +212,10 @@ impl RawDevice for Device {
     type Event = EventHandle;
 
     fn alloc(&self, bytes: usize) -> Result<Option<u64>> {
+        // For absurd sizes drivers report other errors than that of memory.
+        if bytes as u64 > self.info.memory_bytes {
+            return Ok(None);
+        }
         let _bound = self.bind_relaxed()?;
         let mut addr = 0;
         // SAFETY: the pointer is valid for the call.

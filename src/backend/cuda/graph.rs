@@ -61,13 +61,12 @@ impl Drop for Recorded<'_> {
     }
 }
 
-pub(super) fn begin(arena: &Arena<Device>, stream: StreamHandle) -> Result<()> {
-    let device = arena.device();
+pub(super) fn begin(device: &Device, stream: StreamHandle) -> Result<()> {
     let _bound = device.bind()?;
     // Only this thread's calls can break the capture, not those of other threads.
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
     // SAFETY: the stream is live.
-    arena.begin_capture(|| unsafe { cu!(device.driver, cuStreamBeginCapture_v2(stream.0, mode)) })
+    unsafe { cu!(device.driver, cuStreamBeginCapture_v2(stream.0, mode)) }
 }
 
 /// Takes the stream out of capture, and what was recorded.

@@ -165,7 +165,7 @@ impl Backend for Cuda {
 
     unsafe fn download(&self, stream: &CudaStream, src: u64, dst: &mut [u8]) -> Result<()> {
         stream.0.require_idle("download")?;
-        let _bound = self.raw().bind()?;
+        let _bound = self.raw().bind_relaxed()?;
         let handle = stream.0.raw().0;
         // SAFETY: the source is the caller's promise; the destination is borrowed until the stream has been waited for.
         unsafe {
@@ -187,7 +187,7 @@ impl Backend for Cuda {
 
     fn synchronize(&self, stream: &CudaStream) -> Result<()> {
         stream.0.require_idle("synchronize")?;
-        let _bound = self.raw().bind()?;
+        let _bound = self.raw().bind_relaxed()?;
         // SAFETY: the stream is live.
         unsafe { cu!(self.raw().driver, cuStreamSynchronize(stream.0.raw().0)) }
     }
@@ -197,11 +197,11 @@ impl GraphBackend for Cuda {
     type Graph = CudaGraph;
 
     fn begin_capture(&self, stream: &CudaStream) -> Result<()> {
-        graph::begin(&self.inner.arena, stream.0.raw())
+        stream.0.begin_capture(|| graph::begin(self.raw(), stream.0.raw()))
     }
 
     fn end_capture(&self, stream: &CudaStream) -> Result<CudaGraph> {
-        graph::finish(&self.inner.arena, stream.0.raw())
+        stream.0.end_capture(|| graph::finish(&self.inner.arena, stream.0.raw()))
     }
 
     fn abort_capture(&self, stream: &CudaStream) {

@@ -248,14 +248,15 @@ impl Compiler for Nvrtc {
             false => program.read(functions.nvrtcGetPTXSize, functions.nvrtcGetPTX),
         };
         let code = code.map_err(|code| failed(format!("no code came back: error {code}\n{log}")))?;
-        Ok(Compiled { code, resources: resources(&log), log })
+        Ok(Compiled { code, resources: resources(&log, source.symbol), log })
     }
 }
 
-/// Reads what ptxas prints with `-v`.
-fn resources(log: &str) -> Option<Resources> {
+/// Reads what ptxas prints with `-v` about one entry point.
+fn resources(log: &str, symbol: &str) -> Option<Resources> {
+    let of_entry = log.split("Compiling entry function ").find(|part| part.starts_with(&format!("'{symbol}'")))?;
     let before = |words: &str| -> Option<u32> {
-        let head = &log[..log.find(words)?];
+        let head = &of_entry[..of_entry.find(words)?];
         head.trim_end().rsplit(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     };
     Some(Resources {
@@ -270,12 +271,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resources_are_read_from_the_log() {
-        let log = "ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
+    fn resources_of_one_entry_are_read_from_the_log() {
+        let log = "ptxas info    : 0 bytes gmem\nptxas info    : Compiling entry function 'k2' for 'sm_90a'\n\
+                   ptxas info    : Function properties for k2\n    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads\n\
+                   ptxas info    : Used 40 registers, used 0 barriers\n\
+                   ptxas info    : Compiling entry function 'k' for 'sm_90a'\n\
                    ptxas info    : Function properties for k\n    8 bytes stack frame, 4 bytes spill stores, 12 bytes spill loads\n\
                    ptxas info    : Used 168 registers, used 1 barriers, 4096 bytes smem, 8 bytes cmem[2]";
-        assert_eq!(resources(log), Some(Resources { registers: 168, shared_bytes: 4096, spill_bytes: 16 }));
-        assert_eq!(resources("nothing of the kind"), None);
+        assert_eq!(resources(log, "k"), Some(Resources { registers: 168, shared_bytes: 4096, spill_bytes: 16 }));
+        assert_eq!(resources(log, "k2"), Some(Resources { registers: 40, shared_bytes: 0, spill_bytes: 0 }));
+        assert_eq!(resources(log, "k3"), None);
     }
 
     #[test]

@@ -9,7 +9,7 @@ use cudarc::driver::sys::{
 };
 
 use super::driver::{Driver, cu};
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::kernel::params::DecodeParams;
 use crate::tensor::DType;
 
@@ -17,38 +17,20 @@ use crate::tensor::DType;
 const BOX_COLUMNS: u32 = 64;
 /// Tokens of the largest box; a smaller page has boxes of the largest power of two that divides it.
 const BOX_TOKENS: u32 = 64;
-/// Bytes of which addresses and strides are to be multiples.
-const ALIGNMENT: u64 = 16;
 
-/// The maps of the latent and of the rotary part of the cache, `[page, token, column]`.
+/// The maps of the latent and of the rotary part of the cache, `[page, token, column]`. Its rows begin on multiples of 16 bytes,
+/// as [`DecodeKernels::row_alignment`](crate::backend::DecodeKernels::row_alignment) demands, and a page has a multiple of 8.
 ///
 /// # Errors
-/// [`Error::Argument`] for queries, outputs or a cache that 16-byte accesses cannot reach.
+/// [`Error::Driver`](crate::Error::Driver) for a cache that no map can describe.
 pub(super) fn cache_maps(driver: &Driver, params: &DecodeParams, dtype: DType) -> Result<[CUtensorMap; 2]> {
     let p = params;
-    require("q", p.q, &[p.q_stride_batch, p.q_stride_token, p.q_stride_head])?;
-    require("out", p.out, &[p.out_stride_batch, p.out_stride_token, p.out_stride_head])?;
-    require("kv_cache", p.kv, &[p.kv_stride_page, p.kv_stride_token])?;
     let latent = encode(driver, p, dtype, (p.kv, p.kv_lora_rank), (p.kv_stride_page, p.kv_stride_token))?;
     if p.rope_dim == 0 {
         return Ok([latent, latent]);
     }
-    require("kv_cache", p.k_rope, &[p.rope_stride_page, p.rope_stride_token])?;
     let rope = encode(driver, p, dtype, (p.k_rope, p.rope_dim), (p.rope_stride_page, p.rope_stride_token))?;
     Ok([latent, rope])
-}
-
-fn require(argument: &'static str, address: u64, strides: &[i64]) -> Result<()> {
-    // Elements are 16 bits wide.
-    let aligned =
-        address.is_multiple_of(ALIGNMENT) && strides.iter().all(|stride| stride % (ALIGNMENT as i64 / 2) == 0);
-    if aligned {
-        return Ok(());
-    }
-    Err(Error::argument(
-        argument,
-        "its address and the strides of its rows must be multiples of 16 bytes on this device",
-    ))
 }
 
 fn encode(
@@ -63,6 +45,8 @@ fn encode(
         _ => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
     };
     let sizes = [columns as u64, p.page_size as u64, p.num_pages as u64];
+    // The stride of a single page means nothing, and may be anything.
+    let page_stride = if p.num_pages > 1 { page_stride } else { token_stride * i64::from(p.page_size) };
     let strides = [token_stride as u64 * 2, page_stride as u64 * 2];
     let page_size = p.page_size as u32;
     let tokens = (page_size & page_size.wrapping_neg()).min(BOX_TOKENS);

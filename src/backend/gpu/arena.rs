@@ -178,7 +178,7 @@ impl<D: RawDevice> Arena<D> {
     }
 
     /// Runs `begin`, which starts a capture, while no fence is being laid: a mark must not end up inside the capture.
-    pub(crate) fn begin_capture<T>(&self, begin: impl FnOnce() -> T) -> T {
+    pub(super) fn begin_capture<T>(&self, begin: impl FnOnce() -> T) -> T {
         let _state = self.state();
         begin()
     }

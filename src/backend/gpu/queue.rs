@@ -1,11 +1,10 @@
 //! A stream, own or borrowed, with a ring of pinned memory for uploads.
 
 use std::ptr::NonNull;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::{Arena, RawDevice};
 use crate::error::{Error, Result};
-use crate::graph::CaptureState;
 
 /// Bytes of one segment of a ring; a larger upload goes through in pieces.
 const SEGMENT: usize = 256 << 10;
@@ -21,31 +20,58 @@ pub(crate) struct Queue<D: RawDevice> {
     owned: bool,
     // Made by the first upload and given to the arena when the queue is dropped.
     staging: Mutex<Option<Staging<D>>>,
+    // The first call that the capture under way could not record.
+    refused: Mutex<Option<&'static str>>,
+}
+
+fn cannot_capture(call: &'static str) -> Error {
+    Error::CaptureFailed { reason: format!("{call} cannot be captured; call it before or after the capture") }
 }
 
 impl<D: RawDevice> Queue<D> {
     pub(crate) fn new(arena: &Arc<Arena<D>>) -> Result<Self> {
         let stream = arena.acquire_stream()?;
-        Ok(Self { arena: arena.clone(), stream, owned: true, staging: Mutex::new(None) })
+        Ok(Self::over(arena, stream, true))
     }
 
     /// # Safety
     /// `stream` is a live stream of the arena's device and outlives the result.
     pub(crate) unsafe fn borrow(arena: &Arc<Arena<D>>, stream: D::Stream) -> Self {
         arena.borrow_stream(stream);
-        Self { arena: arena.clone(), stream, owned: false, staging: Mutex::new(None) }
+        Self::over(arena, stream, false)
+    }
+
+    fn over(arena: &Arc<Arena<D>>, stream: D::Stream, owned: bool) -> Self {
+        Self { arena: arena.clone(), stream, owned, staging: Mutex::new(None), refused: Mutex::new(None) }
+    }
+
+    fn refused(&self) -> MutexGuard<'_, Option<&'static str>> {
+        self.refused.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn raw(&self) -> D::Stream {
         self.stream
     }
 
-    /// Refuses a call that a capture cannot record, before the driver would break the capture over it.
+    /// Starts a capture by `begin`.
+    pub(crate) fn begin_capture<T>(&self, begin: impl FnOnce() -> T) -> T {
+        *self.refused() = None;
+        self.arena.begin_capture(begin)
+    }
+
+    /// Ends a capture by `end`. Fails also if a call was refused meanwhile: its effect is missing from what was recorded.
+    pub(crate) fn end_capture<G>(&self, end: impl FnOnce() -> Result<G>) -> Result<G> {
+        let graph = end()?;
+        self.refused().take().map_or(Ok(graph), |call| Err(cannot_capture(call)))
+    }
+
+    /// Refuses a call that a capture cannot record, and fails the capture. The driver is not asked: some would not notice.
     pub(crate) fn require_idle(&self, call: &'static str) -> Result<()> {
-        match self.arena.device().is_capturing(self.stream) {
-            false => Ok(()),
-            true => Err(Error::GraphState { call, state: CaptureState::Capturing }),
+        if self.arena.device().is_capturing(self.stream) {
+            self.refused().get_or_insert(call);
+            return Err(cannot_capture(call));
         }
+        Ok(())
     }
 
     /// Copies host bytes to the device in stream order; `src` is free again on return. Allocates nothing but the ring, once.
@@ -189,14 +215,24 @@ mod tests {
     }
 
     #[test]
-    fn an_upload_into_a_capture_is_refused() {
+    fn an_upload_into_a_capture_is_refused_and_fails_that_capture_only() {
         let arena = Arena::new(Fake::default());
         let queue = Queue::new(&arena).unwrap();
-        arena.device().set_capturing(queue.raw(), true);
-        // SAFETY: the fake device takes any address.
-        let refused = unsafe { queue.upload(0, &[1]) };
-        assert!(matches!(refused, Err(Error::GraphState { call: "upload", .. })));
-        arena.device().set_capturing(queue.raw(), false);
+        let capture = |upload: bool| {
+            queue.begin_capture(|| arena.device().set_capturing(queue.raw(), true));
+            if upload {
+                // SAFETY: the fake device takes any address.
+                let refused = unsafe { queue.upload(0, &[1]) };
+                assert!(matches!(refused, Err(Error::CaptureFailed { .. })), "{refused:?}");
+            }
+            queue.end_capture(|| {
+                arena.device().set_capturing(queue.raw(), false);
+                Ok(())
+            })
+        };
+        let failed = capture(true);
+        assert!(matches!(&failed, Err(Error::CaptureFailed { reason }) if reason.contains("upload")), "{failed:?}");
+        capture(false).unwrap();
     }
 
     #[test]

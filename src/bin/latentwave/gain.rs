@@ -173,29 +173,22 @@ impl<B: GraphBackend> StepData<B> {
         })
     }
 
-    fn attend(&self, stream: &Stream<B>, workspace: &mut Workspace<B>, cache: &KvCache<B>) -> Result<()> {
-        let args = DecodeArgs {
-            q: &self.q,
-            kv_cache: cache,
-            block_table: &self.table,
-            seq_lens: &self.seq_lens,
-            out: &mut self.out_rows.clone(),
-            lse: None,
-            kv_scale: 1.0,
-            causal: true,
-        };
-        self.decode.attend(stream, &self.plan, workspace, args)
-    }
-
-    fn schedule(&self, stream: &Stream<B>, workspace: &mut Workspace<B>) -> Result<()> {
+    /// The plan kernel, then these layers.
+    fn enqueue(&self, stream: &Stream<B>, workspace: &mut Workspace<B>, caches: &[KvCache<B>]) -> Result<()> {
         let width = self.table.shape()[1];
-        self.decode.schedule(stream, &self.plan, workspace, &self.seq_lens, width, true)
-    }
-
-    /// A step in a workspace that is there.
-    fn step(&self, stream: &Stream<B>, workspace: &mut Workspace<B>) -> Result<()> {
-        self.schedule(stream, workspace)?;
-        self.caches.iter().try_for_each(|cache| self.attend(stream, workspace, cache))
+        let mut step = self.decode.schedule(stream, &self.plan, workspace, &self.seq_lens, width, true)?;
+        caches.iter().try_for_each(|kv_cache| {
+            step.attend(DecodeArgs {
+                q: &self.q,
+                kv_cache,
+                block_table: &self.table,
+                seq_lens: &self.seq_lens,
+                out: &mut self.out_rows.clone(),
+                lse: None,
+                kv_scale: 1.0,
+                causal: true,
+            })
+        })
     }
 
     fn measure(&self, backend: &B, way: Way, args: &Args) -> Result<Row> {
@@ -205,7 +198,7 @@ impl<B: GraphBackend> StepData<B> {
         workspace.reserve(0, &self.plan.decode.workspace_views())?;
         workspace.lock();
         let graph = match way {
-            Way::FullGraph => Some(stream.capture(|| self.step(&stream, &mut workspace))?),
+            Way::FullGraph => Some(stream.capture(|| self.enqueue(&stream, &mut workspace, &self.caches))?),
             _ => None,
         };
         let mut device_allocations = 0;
@@ -217,10 +210,9 @@ impl<B: GraphBackend> StepData<B> {
                     let mut own = Workspace::new(backend, 1)?;
                     device_allocations += 1;
                     // The schedule lies in the scratch too, so it is made anew.
-                    self.schedule(&stream, &mut own)?;
-                    self.attend(&stream, &mut own, cache)
+                    self.enqueue(&stream, &mut own, std::slice::from_ref(cache))
                 }),
-                _ => self.step(&stream, &mut workspace),
+                _ => self.enqueue(&stream, &mut workspace, &self.caches),
             }
         };
 

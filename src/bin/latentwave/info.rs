@@ -23,6 +23,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     show(Host::new().device());
     vendor("cuda", args.max_devices, device::cuda);
     vendor("rocm", args.max_devices, device::rocm);
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    kernels();
     println!("\n{}", presets()?);
     Ok(Outcome::Done)
 }
@@ -57,6 +59,40 @@ fn show(info: &DeviceInfo) {
             info.wave_size,
             text::bytes(info.shared_bytes_per_block)
         );
+    }
+}
+
+/// Shows where kernels would come from: carried code, the disk cache, the run-time compilers.
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+fn kernels() {
+    let inventory = latentwave::kernel::inventory();
+    println!("\nkernels");
+    for archive in &inventory.archives {
+        let missing = match archive.stale.len() {
+            0 => String::new(),
+            stale => format!(", {stale} more would be compiled at run time"),
+        };
+        println!(
+            "   {}: {} carried in {}{missing}",
+            archive.arch,
+            text::plural(archive.fresh, "kernel"),
+            text::bytes(archive.bytes)
+        );
+    }
+    match &inventory.cache.dir {
+        Some(dir) => println!(
+            "   disk cache: {} in {} of {}",
+            text::plural(inventory.cache.entries, "kernel"),
+            text::bytes(inventory.cache.bytes as usize),
+            dir.display()
+        ),
+        None => println!("   disk cache: none; set LATENTWAVE_CACHE_DIR"),
+    }
+    for compiler in &inventory.compilers {
+        match &compiler.version {
+            Ok(version) => println!("   {} run-time compiler: {version}", compiler.backend),
+            Err(reason) => println!("   {} run-time compiler: none; {reason}", compiler.backend),
+        }
     }
 }
 

@@ -9,6 +9,8 @@ mod files;
 mod gain;
 mod info;
 mod interrupt;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+mod precompile;
 mod replay;
 mod resolve;
 mod rng;
@@ -53,6 +55,8 @@ enum Command {
     Bench(bench::Args),
     #[command(after_help = EXIT_STATUS)]
     Gain(gain::Args),
+    #[cfg(any(feature = "cuda", feature = "rocm"))]
+    Precompile(precompile::Args),
 }
 
 /// How a command ended, if not by an error.
@@ -72,6 +76,8 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Gain(args) => gain::run(&args),
+        #[cfg(any(feature = "cuda", feature = "rocm"))]
+        Command::Precompile(args) => precompile::run(&args),
     };
     match outcome {
         Ok(Outcome::Done) => ExitCode::SUCCESS,

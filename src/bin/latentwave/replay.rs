@@ -185,6 +185,8 @@ impl Job for Replay<'_> {
     type Output = Outcome;
 
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
+        // First of all: the handler's thread has started, and allocated what it needs, before steps are counted.
+        interrupt::catch();
         let Self { args, limits, .. } = &self;
         let mut scheduler = Scheduler::new(&self.trace, *limits, args.seed);
         let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
@@ -193,7 +195,6 @@ impl Job for Replay<'_> {
             println!("{line}");
         }
 
-        interrupt::catch();
         let mut measured = Measured { rejected: scheduler.rejected().len(), ..Measured::default() };
         setting.ended_early = self.replay(&mut engine, &mut scheduler, &mut measured)?;
         measured.unfinished = scheduler.waiting() + scheduler.running().len();

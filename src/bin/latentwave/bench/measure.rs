@@ -108,7 +108,7 @@ pub(crate) fn measure<B: GraphBackend>(
     let graph = stream.capture(|| {
         // The plan kernel is part of the graph once, as in a step: lengths are the same for all layers.
         let table_width = inputs.table.shape()[1];
-        decode.schedule(&stream, &plan, &mut workspace, &inputs.seq_lens, table_width, true)?;
+        let mut step = decode.schedule(&stream, &plan, &mut workspace, &inputs.seq_lens, table_width, true)?;
         inputs.caches.iter().cycle().take(launches).try_for_each(|kv_cache| {
             let args = DecodeArgs {
                 q: &inputs.q,
@@ -120,7 +120,7 @@ pub(crate) fn measure<B: GraphBackend>(
                 kv_scale: 1.0,
                 causal: true,
             };
-            decode.attend(&stream, &plan, &mut workspace, args)
+            step.attend(args)
         })
     })?;
 
