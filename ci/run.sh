@@ -66,9 +66,34 @@ job_test() {
   job_package
 }
 
+# Installs Debian packages where that can be done without asking; says why not otherwise.
+debian_install() {
+  if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
+    echo "packages $* are missing, and only root on Debian can install them here"
+    return 1
+  fi
+  apt-get update -qq >/dev/null 2>&1
+  DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null 2>&1 || { echo "apt cannot install $*"; return 1; }
+}
+
 job_kernels() {
-  say "kernels for every architecture, without a GPU: registers, shared memory, spills, matrix instructions"
-  python3 ci/kernels.py
+  say "every kernel variant for every architecture of both vendors, without a GPU"
+  if ! command -v clang++-22 >/dev/null || ! command -v ld.lld-22 >/dev/null; then
+    debian_install clang-22 lld-22 || true
+  fi
+  python3 ci/kernels.py --all
+}
+
+job_hip() {
+  say "hip_sys against AMD's headers, and against AMD's runtimes without a GPU"
+  ci/hip_abi.sh
+  ci/hip_runtimes.sh
+}
+
+job_rocm() {
+  say "the ROCm side on an emulated gfx942, under AMD's own HIP runtime"
+  ci/rocm.sh
+  ci/rocm.sh --suite
 }
 
 job_deny() {

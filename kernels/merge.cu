@@ -31,9 +31,11 @@ KERNEL(THREADS) merge_states(const MergeParams p) {
         prefix_weight = empty ? 0.0f : prefix_weight / sum;
         suffix_weight = empty ? 0.0f : suffix_weight / sum;
         for (int i = lane; i < p.head_dim; i += TEAM) {
-            float value = read_element<Q_DTYPE>(p.prefix_out, row * p.head_dim + i) * prefix_weight;
-            value += read_element<Q_DTYPE>(p.suffix_out, row * p.head_dim + i) * suffix_weight;
-            write_element<Q_DTYPE>(p.out, row * p.head_dim + i, empty ? 0.0f : value);
+            float value = 0.0f;
+            // The output of a side without keys may be anything.
+            if (prefix_weight != 0.0f) value += prefix_weight * read_element<Q_DTYPE>(p.prefix_out, row * p.head_dim + i);
+            if (suffix_weight != 0.0f) value += suffix_weight * read_element<Q_DTYPE>(p.suffix_out, row * p.head_dim + i);
+            write_element<Q_DTYPE>(p.out, row * p.head_dim + i, value);
         }
         if (lane == 0 && p.out_lse) {
             global_pointer<float>(p.out_lse)[at] = empty ? NEGATIVE_INFINITY : largest + log2(sum) * LN_2;

@@ -100,7 +100,8 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
             merged.rescale(largest);
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
                 float factor = merged.factor_of(lse[j]);
-                merged.add(factor, 1.0f, part[j]);
+                // What an empty split holds may be anything.
+                if (factor != 0.0f) merged.add(factor, 1.0f, part[j]);
             }
         }
         if (share > 1) {

@@ -17,6 +17,8 @@ pub mod cuda;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod gpu;
 pub mod host;
+#[cfg(feature = "rocm")]
+pub mod rocm;
 
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
@@ -88,6 +90,8 @@ pub struct DecodeKernels {
     pub reduce_rows: u32,
     /// Columns of an output row that one block of stage 2 merges.
     pub reduce_columns: u32,
+    /// Rows of queries and cache begin on multiples of this many bytes, rows of outputs on multiples of half as many.
+    pub row_alignment: usize,
     /// The longest uniform query that the stage-1 kernel takes natively; 1 means single tokens only.
     pub max_query_len: usize,
 }

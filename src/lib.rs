@@ -22,6 +22,9 @@ pub mod workspace;
 #[cfg_attr(docsrs, doc(cfg(feature = "cuda")))]
 pub use backend::cuda::Cuda;
 pub use backend::host::Host;
+#[cfg(feature = "rocm")]
+#[cfg_attr(docsrs, doc(cfg(feature = "rocm")))]
+pub use backend::rocm::Rocm;
 pub use backend::{Backend, DeviceInfo, GraphBackend};
 pub use config::MlaConfig;
 pub use error::{Error, Result};

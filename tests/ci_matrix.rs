@@ -12,6 +12,7 @@ fn the_matrix_lists_every_job_and_no_other() {
         .iter()
         .map(|row| row["job"].as_str().expect("a job's name").to_owned())
         .collect();
+    assert_eq!(listed.len(), matrix["jobs"].as_array().map_or(0, Vec::len), "a job stands there twice");
     let script = std::fs::read_to_string("ci/run.sh").expect("ci/run.sh");
     let defined: BTreeSet<String> =
         script.lines().filter_map(|line| line.strip_prefix("job_")?.strip_suffix("() {")).map(str::to_owned).collect();

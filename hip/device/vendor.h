@@ -74,7 +74,9 @@ DEVICE T shuffle_up(T value, int delta) {
     return shuffle_from(value, lane >= delta ? lane - delta : lane);
 }
 
-
+// hipRTC puts a header of its own before every source, which defines functions of these names.
+#define exp2 exp2_fast
+#define log2 log2_fast
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 

@@ -19,6 +19,8 @@ use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"LWKERNEL";
 
+// AMD's archives are not carried yet: its kernels are compiled by hipRTC and cached.
+#[cfg(feature = "cuda")]
 macro_rules! prebuilt {
     ($arch:literal) => {
         ($arch, include_bytes!(concat!("../../kernels/prebuilt/", $arch, ".kernels")))

@@ -96,6 +96,12 @@ const BACKENDS: &[KernelBackend] = &[
         arch_prefix: "sm_",
         compiler: || crate::backend::cuda::nvrtc().map(|nvrtc| nvrtc as &dyn Compiler),
     },
+    #[cfg(feature = "rocm")]
+    KernelBackend {
+        dialect: &source::ROCM,
+        arch_prefix: "gfx",
+        compiler: || crate::backend::rocm::hiprtc().map(|hiprtc| hiprtc as &dyn Compiler),
+    },
 ];
 
 fn backend_of(arch: &str) -> Option<&'static KernelBackend> {

@@ -15,6 +15,9 @@ pub const DIMS: [(u32, u32); 4] = [(512, 64), (512, 0), (256, 64), (256, 32)];
 /// Most rows that a group packs before further query tokens go to further groups.
 const GROUP_ROWS: usize = 256;
 
+/// Rows are read in words of 16 bytes.
+const ROW_ALIGNMENT: usize = 16;
+
 /// The longest uniform query: groups serve any number of tokens, so the kernels set no limit of their own.
 const MAX_QUERY_LEN: usize = 1024;
 
@@ -198,6 +201,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         split_shared_bytes: split_shared_bytes(&split, arch),
         reduce_rows,
         reduce_columns: REDUCE_COLUMNS,
+        row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })
 }

@@ -47,6 +47,16 @@ pub const CUDA: Dialect = Dialect {
     options: &["--std=c++17", "--device-as-default-execution-space", "--ptxas-options=-v"],
 };
 
+/// AMD's dialect.
+#[cfg(feature = "rocm")]
+pub const ROCM: Dialect = Dialect {
+    backend: "rocm",
+    vendor: SourceFile { name: "hip/device/vendor.h", text: hip_sys::VENDOR_H },
+    mma: SourceFile { name: "hip/device/mma.h", text: hip_sys::MMA_H },
+    // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
+    options: &["-std=c++17", "-O3", "-mcode-object-version=5", "-mllvm", "-pragma-unroll-threshold=1000000"],
+};
+
 const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");

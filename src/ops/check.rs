@@ -32,6 +32,26 @@ pub(super) fn dense_rows<B: Backend>(arg: &'static str, tensor: &Tensor<B>) -> R
     }
 }
 
+/// Checks that rows, and all that lies above them, begin on multiples of `bytes`.
+pub(super) fn aligned<B: Backend>(arg: &'static str, tensor: &Tensor<B>, bytes: usize) -> Result<()> {
+    let above = tensor.shape().len().saturating_sub(1);
+    let extents = tensor.shape()[..above].iter().zip(&tensor.strides()[..above]);
+    let strides_fit =
+        extents.clone().all(|(&extent, &stride)| extent <= 1 || (stride * tensor.dtype().size()).is_multiple_of(bytes));
+    match strides_fit && tensor.addr().is_multiple_of(bytes as u64) {
+        true => Ok(()),
+        false => Err(Error::argument(
+            arg,
+            format!(
+                "address {:#x} and strides {:?} of {}: rows must begin on multiples of {bytes} bytes on this device",
+                tensor.addr(),
+                tensor.strides(),
+                tensor.dtype()
+            ),
+        )),
+    }
+}
+
 /// Checks that a tensor is contiguous.
 pub(super) fn contiguous<B: Backend>(arg: &'static str, tensor: &Tensor<B>) -> Result<()> {
     match tensor.is_contiguous() {
@@ -144,6 +164,21 @@ mod tests {
             check_batch(&[17], |i| table[i], 16, 4, 16),
             Err(Error::SeqLenOutOfRange { capacity: 16, .. })
         ));
+    }
+
+    #[test]
+    fn rows_that_begin_off_a_word_are_named() {
+        use crate::Host;
+        // SAFETY: nothing is read: only the addresses are looked at.
+        let tensor = |addr, strides: [usize; 2]| unsafe {
+            Tensor::<Host>::from_raw(addr, DType::BF16, &[4, 576], &strides).expect("two dimensions")
+        };
+        assert!(aligned("q", &tensor(0x1000, [576, 1]), 16).is_ok());
+        for bad in [tensor(0x1008, [576, 1]), tensor(0x1000, [580, 1])] {
+            assert!(matches!(aligned("q", &bad, 16), Err(Error::Argument { arg: "q", .. })));
+            assert!(aligned("q", &bad, 8).is_ok() && aligned("q", &bad, 1).is_ok());
+        }
+        assert!(aligned("q", &tensor(0x1000, [580, 1]).narrow(0, 1..2).expect("a row"), 8).is_ok());
     }
 
     #[test]

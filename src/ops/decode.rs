@@ -128,7 +128,12 @@ impl<B: Backend> MlaDecode<B> {
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;
-        let kernels = self.kernels(batch, query_len, max_seq_len)?;
+        let kernels = match policy {
+            // One form for every batch and query length, and each token in a group of its own: rows are computed alike wherever
+            // they stand.
+            SplitPolicy::Invariant(_) => DecodeKernels { query_group: 1, ..self.kernels(64, 1, 1 << 16)? },
+            _ => self.kernels(batch, query_len, max_seq_len)?,
+        };
         let shape = PlanShape {
             batch,
             query_len,
@@ -164,7 +169,8 @@ impl<B: Backend> MlaDecode<B> {
     ) -> Result<Scheduled<'a, B>> {
         self.check_seq_lens(plan, seq_lens)?;
         let table_width = check::int("block_table", table_width)?;
-        let base = DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
+        let base =
+            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
         let buffer = workspace.buffer(0).cloned();
         if plan.decode.schedule == ScheduleKind::Balanced && plan.decode.shape.batch > 0 {
             let threads = plan.kernels.plan.threads;
@@ -265,6 +271,11 @@ impl<B: Backend> MlaDecode<B> {
             check::dense_rows(arg, tensor)?;
             check_rows(arg, tensor, batch, query_len, &[num_heads, last])?;
         }
+        let alignment = plan.kernels.row_alignment;
+        check::aligned("q", args.q, alignment)?;
+        check::aligned("kv_cache", cache.latent(), alignment)?;
+        cache.rope().map_or(Ok(()), |rope| check::aligned("k_rope", rope, alignment))?;
+        check::aligned("out", args.out, alignment.div_ceil(2))?;
         let inputs = [("q", args.q), ("kv_cache", cache.latent())];
         check::disjoint("out", args.out, &inputs)?;
         if let Some(lse) = args.lse.as_deref() {
@@ -348,7 +359,7 @@ impl<B: Backend> Scheduled<'_, B> {
             grid: [blocks(group_rows.div_ceil(split.block_rows as usize) * items)?, 1, 1],
             threads: split.threads,
             shared_bytes: plan.kernels.split_shared_bytes,
-            dependent: false,
+            dependent: true,
         };
         let columns = decode.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
         let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);

@@ -9,5 +9,5 @@ mod probe;
 pub use cache::{CacheWrite, KvCache, gather_cache, write_cache};
 pub use check::check_batch;
 pub use decode::{DecodeArgs, MlaDecode, Plan, Scheduled};
-pub use probe::Probe;
 pub use merge::{DcpCombine, MergeStates, dcp_combine, merge_states};
+pub use probe::Probe;

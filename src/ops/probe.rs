@@ -71,13 +71,8 @@ impl<B: Backend> Probe<B> {
         bytes: i64,
     ) -> Result<Self> {
         let out = Tensor::zeros(backend, [1], DType::F32)?;
-        let params = ProbeParams {
-            source: source.addr(),
-            out: out.addr(),
-            bytes,
-            iterations: ITERATIONS as i32,
-            reserved: 0,
-        };
+        let params =
+            ProbeParams { source: source.addr(), out: out.addr(), bytes, iterations: ITERATIONS as i32, reserved: 0 };
         let launch = Launch { grid: [blocks, 1, 1], threads: THREADS, shared_bytes, dependent: false };
         Ok(Self { kernel: backend.prepare(variant)?, launch, params, source, out, work })
     }

@@ -1,11 +1,16 @@
 //! The CUDA backend on real devices: memory, streams, kernels, captures, and every way they fail. Each test runs on each
-//! device seen.
+//! device seen. `tests/gpu` holds what both vendors are tested for.
 #![cfg(feature = "cuda")]
 
+#[path = "../gpu/graphs.rs"]
 mod graphs;
+#[path = "../gpu/kernels.rs"]
 mod kernels;
+#[path = "../gpu/memory.rs"]
 mod memory;
+#[path = "../gpu/support.rs"]
 mod support;
+mod vendor;
 
 use latentwave::{Backend, Cuda, Error};
 use support::on_each_device;

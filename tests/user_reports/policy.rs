@@ -164,6 +164,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         split_shared_bytes: 0,
         reduce_rows: 8,
         reduce_columns: 64,
+        row_alignment: 1,
         max_query_len: usize::MAX,
     }
 }

@@ -217,6 +217,7 @@ impl Backend for Host {
             split_shared_bytes: 0,
             reduce_rows: decode_reduce::ROWS as u32,
             reduce_columns: shape.kv_lora_rank as u32,
+            row_alignment: 1,
             max_query_len: i32::MAX as usize,
         })
     }

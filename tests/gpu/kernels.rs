@@ -4,34 +4,35 @@ use std::time::Instant;
 
 use latentwave::kernel::cache::DiskCache;
 use latentwave::kernel::{Launch, Origin, Params, Variant};
-use latentwave::{Backend, Cuda, Error};
+use latentwave::{Backend, Error};
 
 use super::support::{Copy, copy_variant, not_run, on_each_device};
+use super::vendor::{COMPILER, Gpu, REFUSED_LAUNCH};
 
 #[test]
 fn kernels_are_prepared_once_cached_on_disk_and_rebuilt_when_the_entry_is_corrupt() {
-    on_each_device(|cuda| {
+    on_each_device(|gpu| {
         // A constant that the kernel does not read makes code that the library does not carry.
         let variant = Variant { stages: 77, ..copy_variant() };
-        let dir = std::env::temp_dir().join(format!("latentwave-cuda-test-{}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("latentwave-{}-test-{}", Gpu::NAME, std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
-        let index = cuda.device().index;
-        let fresh = || Cuda::with_cache(index, DiskCache::at(&dir)).unwrap();
-        let check = |cuda: &Cuda, origin| {
+        let index = gpu.device().index;
+        let fresh = || Gpu::with_cache(index, DiskCache::at(&dir)).unwrap();
+        let check = |gpu: &Gpu, origin| {
             let start = Instant::now();
-            let kernel = cuda.prepare(&variant)?;
+            let kernel = gpu.prepare(&variant)?;
             println!("prepared in {:?}: {:?}", start.elapsed(), kernel.origin());
             assert_eq!(kernel.origin(), origin);
-            assert_eq!(cuda.prepare(&variant)?.origin(), origin, "found loaded");
-            let copy = Copy::with_kernel(cuda, kernel);
-            let stream = cuda.create_stream()?;
-            let data = copy.refresh(cuda, &stream, 5);
-            copy.enqueue(cuda, &stream, false)?;
-            assert!(copy.result(cuda, &stream) == data);
+            assert_eq!(gpu.prepare(&variant)?.origin(), origin, "found loaded");
+            let copy = Copy::with_kernel(gpu, kernel);
+            let stream = gpu.create_stream()?;
+            let data = copy.refresh(gpu, &stream, 5);
+            copy.enqueue(gpu, &stream, false)?;
+            assert!(copy.result(gpu, &stream) == data);
             Ok(())
         };
         match check(&fresh(), Origin::Compiled) {
-            Err(error @ Error::Unavailable { .. }) => return not_run("nvrtc", &error),
+            Err(error @ Error::Unavailable { .. }) => return not_run(COMPILER, &error),
             done => done.unwrap(),
         }
         check(&fresh(), Origin::Cached).unwrap();
@@ -52,9 +53,9 @@ fn kernels_are_prepared_once_cached_on_disk_and_rebuilt_when_the_entry_is_corrup
         check(&fresh(), Origin::Compiled).unwrap();
         std::fs::remove_file(&dir).unwrap();
 
-        let cuda = fresh();
+        let gpu = fresh();
         let start = Instant::now();
-        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| cuda.prepare(&variant).unwrap()))));
+        std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| gpu.prepare(&variant).unwrap()))));
         println!("prepared by four threads at once in {:?}", start.elapsed());
         std::fs::remove_dir_all(&dir).unwrap();
     });
@@ -70,18 +71,21 @@ fn find_entry(dir: &std::path::Path) -> std::path::PathBuf {
 
 #[test]
 fn a_launch_that_the_driver_refuses_is_typed_and_harmless() {
-    on_each_device(|cuda| {
-        let Some(copy) = Copy::new(cuda) else { return };
-        let stream = cuda.create_stream().unwrap();
+    on_each_device(|gpu| {
+        let Some(copy) = Copy::new(gpu) else { return };
+        let stream = gpu.create_stream().unwrap();
         let params = Params::Merge(bytemuck::Zeroable::zeroed());
         for (threads, shared_bytes) in [(4096, 0), (128, 1 << 20)] {
             let launch = Launch { grid: [1, 1, 1], threads, shared_bytes, dependent: false };
             // SAFETY: the driver refuses the launch.
-            let refused = unsafe { cuda.launch(&stream, &copy.kernel, &launch, &params) };
-            assert!(matches!(refused, Err(Error::Driver { code: 1, .. })), "{refused:?}");
+            let refused = unsafe { gpu.launch(&stream, &copy.kernel, &launch, &params) };
+            assert!(
+                matches!(&refused, Err(Error::Driver { code, .. }) if REFUSED_LAUNCH.contains(code)),
+                "{refused:?}"
+            );
         }
-        let data = copy.refresh(cuda, &stream, 1);
-        copy.enqueue(cuda, &stream, true).unwrap();
-        assert!(copy.result(cuda, &stream) == data);
+        let data = copy.refresh(gpu, &stream, 1);
+        copy.enqueue(gpu, &stream, true).unwrap();
+        assert!(copy.result(gpu, &stream) == data);
     });
 }

@@ -1,0 +1,1 @@
+//! Holds nothing: the comparison is a test.

@@ -1,0 +1,134 @@
+//! Kernels: loading and launching.
+
+use std::ptr::from_ref;
+use std::sync::Arc;
+
+use hip_sys::KernelNode;
+use hip_sys::types::{hipFunction_t, hipModule_t};
+
+use super::device::{Device, StreamHandle};
+use super::driver::{NAME, typed};
+use crate::backend::gpu::Arena;
+use crate::error::{Error, Result};
+use crate::kernel::{Launch, Origin, Params};
+
+/// A kernel that is loaded on a device. Cloning is cheap.
+#[derive(Clone)]
+pub struct RocmKernel {
+    module: Arc<Module>,
+    origin: Origin,
+}
+
+impl RocmKernel {
+    /// Where its code came from.
+    pub fn origin(&self) -> Origin {
+        self.origin
+    }
+
+    pub(super) fn new(module: Module, origin: Origin) -> Self {
+        Self { module: Arc::new(module), origin }
+    }
+}
+
+/// A loaded code object with one entry point.
+pub(super) struct Module {
+    arena: Arc<Arena<Device>>,
+    module: hipModule_t,
+    function: hipFunction_t,
+    // HIP reads it for as long as the module is loaded.
+    _image: Box<[u8]>,
+}
+
+// SAFETY: handles of the runtime, which every thread may use.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+
+impl Module {
+    /// Loads a code object. On AMD GPUs a block may have all the LDS without asking.
+    pub(super) fn load(arena: &Arc<Arena<Device>>, code: &[u8], symbol: &str) -> Result<Self> {
+        if !is_whole_elf(code) {
+            let message = "not a whole code object; it was compiled for another vendor, or is damaged".into();
+            return Err(Error::Driver { backend: NAME, call: "hipModuleLoadData", code: 200, message });
+        }
+        let device = arena.device();
+        let hip = device.hip;
+        let _bound = device.bind_relaxed()?;
+        let image: Box<[u8]> = code.into();
+        // SAFETY: a whole code object that the result keeps.
+        let module = unsafe { hip.module_load(&image) }.map_err(typed)?;
+        let mut module = Self { arena: arena.clone(), module, function: std::ptr::null_mut(), _image: image };
+        // SAFETY: the module is live.
+        module.function = unsafe { hip.module_function(module.module, symbol) }.map_err(typed)?;
+        Ok(module)
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        let device = self.arena.device();
+        let Ok(_bound) = device.bind_relaxed() else { return };
+        // SAFETY: loaded once; the backend waits for its streams before it drops its kernels.
+        let _ = unsafe { device.hip.module_unload(self.module) };
+    }
+}
+
+/// Whether the bytes hold all of the 64-bit ELF file that they begin. HIP is given no length, and believes the headers.
+fn is_whole_elf(code: &[u8]) -> bool {
+    let number = |at: usize, bytes: usize| -> Option<usize> {
+        let mut number = [0; 8];
+        number[..bytes].copy_from_slice(code.get(at..at + bytes)?);
+        usize::try_from(u64::from_le_bytes(number)).ok()
+    };
+    // Offset, entry size and number of the section headers, which come last in the files that compilers write.
+    let end = || number(0x28, 8)?.checked_add(number(0x3a, 2)? * number(0x3c, 2)?);
+    code.starts_with(b"\x7fELF\x02\x01") && code.len() >= 64 && end().is_some_and(|end| end <= code.len())
+}
+
+/// Enqueues a kernel. There is no programmatic dependent launch on AMD GPUs: `dependent` changes nothing.
+///
+/// # Safety
+/// As [`Backend::launch`](crate::Backend::launch).
+pub(super) unsafe fn launch(
+    device: &Device,
+    stream: StreamHandle,
+    kernel: &RocmKernel,
+    launch: &Launch,
+    params: &Params,
+) -> Result<()> {
+    let _bound = device.bind()?;
+    // The only parameter is the block itself.
+    let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast()];
+    let node = KernelNode {
+        function: kernel.module.function,
+        grid: launch.grid,
+        block: [launch.threads, 1, 1],
+        shared_bytes: launch.shared_bytes,
+        params: arguments.as_mut_ptr(),
+    };
+    let _alone = device.lock_launches();
+    // SAFETY: the runtime copies the block before it returns; the addresses are the caller's promise.
+    unsafe { device.hip.launch(&node, stream.0) }.map_err(typed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_whole_elf;
+
+    #[test]
+    fn only_whole_elf_files_reach_the_runtime() {
+        // Header of a file with three 64-byte section headers behind 256 bytes.
+        let mut code = vec![0; 256 + 3 * 64];
+        code[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        code[0x28..0x30].copy_from_slice(&256_u64.to_le_bytes());
+        code[0x3a..0x3c].copy_from_slice(&64_u16.to_le_bytes());
+        code[0x3c..0x3e].copy_from_slice(&3_u16.to_le_bytes());
+        assert!(is_whole_elf(&code));
+        for cut in 0..code.len() {
+            assert!(!is_whole_elf(&code[..cut]), "{cut}");
+        }
+        code[0x28..0x30].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(!is_whole_elf(&code));
+        assert!(!is_whole_elf(b"//\n// Generated by NVIDIA NVVM Compiler"));
+    }
+}

@@ -1,0 +1,66 @@
+//! What the shared tests need to know of NVIDIA.
+
+use std::ffi::c_void;
+
+use latentwave::backend::cuda::CudaStream;
+
+pub(crate) use latentwave::Cuda as Gpu;
+
+/// Name of the run-time compiler.
+pub(crate) const COMPILER: &str = "nvrtc";
+
+/// Codes for launches that cannot be.
+pub(crate) const REFUSED_LAUNCH: &[i32] = &[1];
+
+/// Whether a capture may go on after a call that it forbids.
+pub(crate) const MAY_SURVIVE: bool = false;
+
+/// A call that breaks a capture: its name, the call, and a word of the error that follows.
+type Breaker<'a> = (&'a str, Box<dyn Fn() -> i32 + 'a>, &'a str);
+
+pub(crate) fn breakers<'a>(raw: &'a Raw, stream: &'a CudaStream) -> [Breaker<'a>; 3] {
+    [
+        ("a synchronize inside", Box::new(|| raw.synchronize(stream)), "INVALIDATED"),
+        ("an allocation inside", Box::new(|| raw.mem_alloc()), "INVALIDATED"),
+        ("a captured allocation", Box::new(|| raw.mem_alloc_async(stream)), "runs once"),
+    ]
+}
+
+/// Driver functions that a caller may use beside this library, on the same streams.
+pub(crate) struct Raw {
+    library: libloading::Library,
+}
+
+impl Raw {
+    pub(crate) fn open() -> Self {
+        // SAFETY: the backend has opened the same library before.
+        Self { library: unsafe { libloading::Library::new("libcuda.so.1").unwrap() } }
+    }
+
+    fn synchronize(&self, stream: &CudaStream) -> i32 {
+        // SAFETY: the function's published type; the stream is live.
+        unsafe {
+            let call = self.library.get::<unsafe extern "C" fn(u64) -> i32>("cuStreamSynchronize").unwrap();
+            call(stream.handle())
+        }
+    }
+
+    fn mem_alloc(&self) -> i32 {
+        let mut addr = 0_u64;
+        // SAFETY: the function's published type. The call is expected to fail; otherwise the memory is lost to the test.
+        unsafe {
+            let call = self.library.get::<unsafe extern "C" fn(*mut u64, usize) -> i32>("cuMemAlloc_v2").unwrap();
+            call(&mut addr, 4096)
+        }
+    }
+
+    fn mem_alloc_async(&self, stream: &CudaStream) -> i32 {
+        let mut addr = 0_u64;
+        // SAFETY: the function's published type; the stream is live.
+        unsafe {
+            type Call = unsafe extern "C" fn(*mut u64, usize, *mut c_void) -> i32;
+            let call = self.library.get::<Call>("cuMemAllocAsync").unwrap();
+            call(&mut addr, 4096, stream.handle() as *mut c_void)
+        }
+    }
+}
