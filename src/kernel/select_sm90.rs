@@ -70,3 +70,37 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     };
     ring + ring_barriers + rest
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Entry;
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn the_rows_form_takes_many_rows_and_tokens_in_pages_of_eights() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let shape = DecodeShape {
+            q_dtype: DType::BF16,
+            kv_dtype: DType::BF16,
+            num_heads: 128,
+            query_len: 1,
+            kv_lora_rank: 512,
+            rope_dim: 64,
+            page_size: 64,
+            batch: 16,
+            max_seq_len: 4096,
+        };
+        assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
+        assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
+        let refused = [
+            split(&shape, 32, base, "sm_90a"),
+            split(&shape, 128, base, "sm_100a"),
+            split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
+            split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a"),
+            split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a"),
+            split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
+        ];
+        assert!(refused.iter().all(Option::is_none), "{refused:?}");
+    }
+}
