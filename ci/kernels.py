@@ -37,11 +37,22 @@ def is_amd(arch):
     return arch.startswith("gfx")
 
 
+# Tuned forms of stage 1, by their number.
+SM90_FORMS = {
+    1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
+    2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
+}
+# What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
+SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")
+
+
 def source(variant):
     vendor = ROOT / ("hip/device" if is_amd(variant["arch"]) else "kernels")
     kernels = ROOT / "kernels"
     files = [vendor / "vendor.h", vendor / "mma.h", kernels / "params.h", kernels / "tile.h"]
-    files += [kernels / name for name in FILES[variant["symbol"]]]
+    form = variant["defines"]["FORM"]
+    tuned = form > 0 and variant["symbol"] == "mla_decode_split"
+    files += [kernels / name for name in (SM90_FORMS[form] if tuned else FILES[variant["symbol"]])]
     return "".join(f'#line 1 "{file.relative_to(ROOT)}"\n{file.read_text()}\n' for file in files)
 
 
@@ -82,7 +93,7 @@ class Nvidia:
         pointers = (ctypes.c_char_p * len(options))(*[option.encode() for option in options])
         failed = self.nvrtc.nvrtcCompileProgram(program, len(options), pointers)
         log = self.read(program, "ProgramLog").decode(errors="replace")
-        if failed:
+        if failed or SERIALISED.search(log):
             return None, log
         with tempfile.NamedTemporaryFile(suffix=".cubin") as cubin:
             cubin.write(self.read(program, "CUBIN"))
@@ -94,7 +105,7 @@ class Nvidia:
             "registers": max(numbers(r"Used (\d+) registers"), default=0),
             "spills": sum(numbers(r"(\d+) bytes spill")) + sum(numbers(r"(\d+) bytes stack frame")),
             "static": max(numbers(r"(\d+) bytes smem"), default=0),
-            "matrix": listing.count("HMMA."),
+            "matrix": listing.count("HMMA.") + listing.count("HGMMA."),
         }, log
 
 

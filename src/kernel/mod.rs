@@ -17,6 +17,8 @@ mod load;
 pub mod params;
 pub mod select;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
+mod select_sm90;
+#[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;
 
 #[cfg(any(feature = "cuda", feature = "rocm"))]

@@ -4,7 +4,7 @@
 //! memory fits the device is taken, with as many pipeline stages as fit; a device with less shared memory ends at a smaller
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
-use super::{Entry, Variant};
+use super::{Entry, Variant, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -22,7 +22,7 @@ const ROW_ALIGNMENT: usize = 16;
 const MAX_QUERY_LEN: usize = 1024;
 
 /// Sequences times tokens below which small blocks of rows are better than few, however many rows there are.
-const FEW_TOKENS: usize = 8192;
+pub(super) const FEW_TOKENS: usize = 8192;
 
 /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
 const REDUCE_BLOCKS: usize = 768;
@@ -79,6 +79,9 @@ fn layout_of(arch: &str) -> Layout {
 /// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, which
 /// `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
+    if variant.form > 0 {
+        return select_sm90::shared_bytes(variant);
+    }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
     let Variant { block_rows, tile_tokens, stages, .. } = *variant;
     let width = variant.kv_lora_rank + variant.rope_dim;
@@ -173,7 +176,9 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let wanted = (rows.next_multiple_of(16).min(64) as u32).next_power_of_two().min(most);
     let base = split_base(shape.q_dtype, shape.kv_dtype, dims);
     let fitting = forms_of(arch).iter().filter(|form| form.block_rows <= wanted);
-    let split = fitting.filter_map(|form| fit(form, base, arch, device.shared_bytes_per_block)).next();
+    let limit = device.shared_bytes_per_block;
+    let tuned = select_sm90::split(shape, rows, base, arch).filter(|v| split_shared_bytes(v, arch) as usize <= limit);
+    let split = tuned.or_else(|| fitting.filter_map(|form| fit(form, base, arch, limit)).next());
     let split = split.ok_or_else(|| {
         let needed = forms_of(arch).iter().map(|form| {
             let stages = MIN_STAGES_FP8.max(if base.kv_dtype.size() == 1 { 0 } else { MIN_STAGES });
@@ -181,7 +186,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
             split_shared_bytes(&Variant { block_rows, tile_tokens, stages, threads, ..base }, arch)
         });
         let needed = needed.min().unwrap_or(0);
-        unsupported(format!("{} bytes of shared memory per block: {needed} are needed", device.shared_bytes_per_block))
+        unsupported(format!("{limit} bytes of shared memory per block: {needed} are needed"))
     })?;
 
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
@@ -208,6 +213,7 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
+    variants.extend(select_sm90::chosen_variants(arch, base));
     variants
 }
 
@@ -245,6 +251,7 @@ pub fn all_variants(arch: &str) -> Vec<Variant> {
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
+                variants.extend(select_sm90::unchosen_variants(arch, split_base(q_dtype, kv_dtype, dims)));
             }
         }
     }

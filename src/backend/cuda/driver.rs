@@ -6,7 +6,8 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys::{
     CUcontext, CUdevice, CUdevice_attribute, CUdeviceptr, CUevent, CUfunction, CUfunction_attribute, CUgraph,
-    CUgraphExec, CUgraphNode, CUlaunchConfig, CUmodule, CUstream, CUstreamCaptureMode,
+    CUgraphExec, CUgraphNode, CUlaunchConfig, CUmodule, CUstream, CUstreamCaptureMode, CUtensorMap,
+    CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 
 use super::library::{function_table, open};
@@ -67,6 +68,20 @@ function_table! {
         fn cuFuncGetAttribute(*mut c_int, CUfunction_attribute, CUfunction);
         fn cuFuncSetAttribute(CUfunction, CUfunction_attribute, c_int);
         fn cuLaunchKernelEx(*const CUlaunchConfig, CUfunction, *mut *mut c_void, *mut *mut c_void);
+        fn cuTensorMapEncodeTiled(
+            *mut CUtensorMap,
+            CUtensorMapDataType,
+            c_uint,
+            *mut c_void,
+            *const u64,
+            *const u64,
+            *const c_uint,
+            *const c_uint,
+            CUtensorMapInterleave,
+            CUtensorMapSwizzle,
+            CUtensorMapL2promotion,
+            CUtensorMapFloatOOBfill,
+        );
         fn cuGraphGetNodes(CUgraph, *mut CUgraphNode, *mut usize);
         fn cuGraphNodeGetType(CUgraphNode, *mut i32);
         fn cuGraphChildGraphNodeGetGraph(CUgraphNode, *mut CUgraph);

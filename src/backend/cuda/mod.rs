@@ -1,7 +1,7 @@
 //! NVIDIA GPUs. The driver and NVRTC are opened at run time, so a build needs no CUDA and a machine without it gets an error.
 //!
 //! `probe -> context -> prepare -> launch -> capture -> replay`: `driver.rs` opens the library, `device.rs` holds the context
-//! and the calls under memory and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `nvrtc.rs`
+//! and the calls under memory and streams, `module.rs` loads and launches, `tensor_map.rs` describes the cache to bulk copies, `graph.rs` captures and replays, `nvrtc.rs`
 //! compiles. Memory and streams themselves are in `backend/gpu/`, for all vendors.
 
 mod device;
@@ -10,6 +10,7 @@ mod graph;
 mod library;
 mod module;
 mod nvrtc;
+mod tensor_map;
 
 use std::sync::Arc;
 
@@ -130,7 +131,7 @@ impl Backend for Cuda {
                 || Ok(nvrtc()?),
                 |code| module::Module::load(&self.inner.arena, code, variant.entry.symbol()),
             )?;
-            Ok(CudaKernel::new(module, origin))
+            Ok(CudaKernel::new(module, origin, variant))
         })
     }
 

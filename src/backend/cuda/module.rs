@@ -10,15 +10,19 @@ use cudarc::driver::sys::{
 
 use super::device::{Device, StreamHandle};
 use super::driver::cu;
+use super::tensor_map::cache_maps;
 use crate::backend::gpu::Arena;
 use crate::error::Result;
-use crate::kernel::{Launch, Origin, Params};
+use crate::kernel::{Entry, Launch, Origin, Params, Variant};
+use crate::tensor::DType;
 
 /// A kernel that is loaded on a device. Cloning is cheap.
 #[derive(Clone)]
 pub struct CudaKernel {
     module: Arc<Module>,
     origin: Origin,
+    /// Element type of the cache, for kernels that take it by tensor maps.
+    mapped: Option<DType>,
 }
 
 impl CudaKernel {
@@ -27,8 +31,10 @@ impl CudaKernel {
         self.origin
     }
 
-    pub(super) fn new(module: Module, origin: Origin) -> Self {
-        Self { module: Arc::new(module), origin }
+    pub(super) fn new(module: Module, origin: Origin, variant: &Variant) -> Self {
+        // Every tuned form of stage 1 does.
+        let mapped = (variant.entry == Entry::DecodeSplit && variant.form > 0).then_some(variant.kv_dtype);
+        Self { module: Arc::new(module), origin, mapped }
     }
 }
 
@@ -111,8 +117,14 @@ pub(super) unsafe fn launch(
         attrs: &mut attribute,
         numAttrs: dependent.into(),
     };
-    // The only parameter is the block itself.
-    let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast::<c_void>()];
-    // SAFETY: the driver copies the block and the attribute before it returns; the addresses are the caller's promise.
+    let maps = match (kernel.mapped, params) {
+        (Some(dtype), Params::Decode(params)) => Some(cache_maps(device.driver, params, dtype)?),
+        _ => None,
+    };
+    let [latent, rope] =
+        maps.as_ref().map_or([null_mut(); 2], |maps| maps.each_ref().map(|map| from_ref(map).cast_mut().cast()));
+    // The block itself, then the maps, which other kernels have no parameters for.
+    let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast::<c_void>(), latent, rope];
+    // SAFETY: the driver copies the parameters and the attribute before it returns; the addresses are the caller's promise.
     unsafe { cu!(device.driver, cuLaunchKernelEx(&config, kernel.module.function, arguments.as_mut_ptr(), null_mut())) }
 }

@@ -1,0 +1,222 @@
+// Hopper's vocabulary (sm_90a), beside vendor.h: bulk tensor copies, barriers that count bytes, matrix products of a warpgroup.
+//
+// A warpgroup is four consecutive warps. Its products multiply 64 x 16 by 16 x N and add to float32 registers; `d[4 j + e]`
+// of a lane is row `lane / 4 + 8 (e / 2)` of its warp's sixteen, column `8 j + lane % 4 * 2 + e % 2`. Operands in shared memory
+// lie in units of 64 columns: rows of 128 bytes, swizzled by 128 bytes, 1,024-byte aligned.
+
+#define KERNEL_ONE_BLOCK(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define SHARED_MEMORY_1024(name) extern __shared__ __align__(1024) unsigned char name[]
+
+/// A CUtensorMap: how copies cut boxes out of a tensor. Passed by value, as a __grid_constant__ parameter.
+struct alignas(64) TensorMap {
+    uint64 word[16];
+};
+
+DEVICE uint32 shared_address(const void SHARED* pointer) { return (uint32)__cvta_generic_to_shared(pointer); }
+
+/// The warpgroup of this thread, in a register that the compiler knows to be the same in the whole warp. All lanes must ask.
+DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 128, 0); }
+/// Likewise the warp of this thread within its warpgroup.
+DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
+
+/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
+DEVICE int unhoisted(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+
+/// Copies into registers of their own: those of products under way stay untouched.
+template <int count>
+DEVICE void copy_floats(float (&to)[count], const float (&from)[count]) {
+    UNROLL for (int i = 0; i < count; i++) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
+}
+
+/// Gives up or takes registers, down or up to `count` per thread of the warpgroup.
+template <int count>
+DEVICE void shrink_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(count));
+}
+template <int count>
+DEVICE void grow_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(count));
+}
+
+/// Waits likewise; whether any of the threads says so.
+DEVICE bool named_barrier_any(int name, int threads, bool condition) {
+    int any;
+    asm volatile(
+        "{\n.reg .pred in, out;\nsetp.ne.b32 in, %3, 0;\nbarrier.cta.red.or.pred.aligned out, %1, %2, in;\n"
+        "selp.b32 %0, 1, 0, out;\n}"
+        : "=r"(any)
+        : "r"(name), "r"(threads), "r"((int)condition)
+        : "memory");
+    return any != 0;
+}
+
+/// Waits for `threads` threads that name the same barrier, 1 to 15.
+DEVICE void named_barrier(int name, int threads) {
+    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
+DEVICE void warp_barrier() { __syncwarp(); }
+/// Whether any lane of the warp says so; the same answer in all.
+DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }
+
+/// Makes this thread's ordinary stores to shared memory visible to matrix products and bulk copies.
+DEVICE void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+
+// ---- barriers in shared memory: eight bytes, a phase that ends when all arrivals and bytes have come ----
+
+DEVICE void barrier_init(uint32 at, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+DEVICE void barrier_publish_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+DEVICE void barrier_arrive(uint32 at) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+/// Arrives, and adds bytes for the phase to wait for.
+DEVICE void barrier_expect(uint32 at, int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+/// Waits for the end of the phase of this parity; a new barrier counts as past phase 1.
+DEVICE void barrier_wait(uint32 at, int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\nagain:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}" ::"r"(at),
+        "r"(parity)
+        : "memory");
+}
+
+// ---- bulk tensor copies ----
+
+DEVICE void prefetch(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
+DEVICE void prefetch_map(const TensorMap& map) {
+    asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
+}
+/// Copies the box at (column, row, page); what lies outside the tensor becomes zero and is not read.
+DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int page, uint32 full) {
+    asm volatile(
+        "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
+        "l"(&map), "r"(column), "r"(row), "r"(page), "r"(full)
+        : "memory");
+}
+
+// ---- matrix products ----
+
+/// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes.
+DEVICE uint64 rows_operand(uint32 at) { return (uint64)(at >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+/// Operand whose rows are the depth: groups of 8 lie 1,024 bytes apart, units of 64 columns UNIT_BYTES.
+template <int unit_bytes>
+DEVICE uint64 columns_operand(uint32 at) {
+    return (uint64)(at >> 4) | (uint64)(unit_bytes >> 4) << 16 | 64ull << 32 | 1ull << 62;
+}
+
+DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+DEVICE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
+/// Waits until at most `pending` groups of this warp are under way.
+template <int pending>
+DEVICE void products_wait() {
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
+}
+
+/// Four matrices of 8 x 8 16-bit values, one row of a matrix at each lane's address.
+DEVICE void store_matrix(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+/// The same, transposed: a lane's pair lies in one column of the stored matrix.
+DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
+                 : "memory");
+}
+
+DEVICE void store_pair(void SHARED* to, float a, float b) {
+    struct alignas(8) Pair {
+        float x, y;
+    };
+    *(Pair SHARED*)to = {a, b};
+}
+
+/// The inverse of `store_matrix`.
+DEVICE void load_matrix_at(uint32* word, uint32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+#if Q_DTYPE == 1
+#define WGMMA_TYPES "f32.f16.f16"
+#else
+#define WGMMA_TYPES "f32.bf16.bf16"
+#endif
+#define IN_OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define IN_OUT_16(d, i) IN_OUT_4(d, i), IN_OUT_4(d, i + 4), IN_OUT_4(d, i + 8), IN_OUT_4(d, i + 12)
+#define IN_OUT_32(d, i) IN_OUT_16(d, i), IN_OUT_16(d, i + 16)
+#define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
+
+/// d (64 x 64) += a b, or = where `add` is 0: `a` in registers, `b` by its columns' rows.
+DEVICE void product_64_held(float (&d)[32], const uint32* a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
+        : IN_OUT_32(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// d (64 x 64) += a b, or = where `add` is 0: both by rows along the depth.
+DEVICE void product_64(float (&d)[32], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+        "}, %32, %33, add, 1, 1, 0, 0;\n}"
+        : IN_OUT_32(d, 0)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+/// d (64 x 128) += a b, or = where `add` is 0: `a` by rows along the depth, `b` by rows that are the depth.
+DEVICE void product_128(float (&d)[64], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+        "}, %64, %65, add, 1, 1, 0, 1;\n}"
+        : IN_OUT_64(d, 0)
+        : "l"(a), "l"(b), "r"(add));
+}
+
+/// d (64 x 16) += a b, or = where `add` is 0: `a` by rows along the depth or, if `columns`, by rows that are the depth, `b` by
+/// its columns' rows.
+template <bool columns>
+DEVICE void product_keys(float (&d)[8], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %10, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, %8, %9, add, 1, 1, %11, 0;\n}"
+        : IN_OUT_4(d, 0), IN_OUT_4(d, 4)
+        : "l"(a), "l"(b), "r"(add), "n"(int(columns)));
+}
+
+/// d (64 x 32) += a b, or = where `add` is 0: `a` by rows along the depth or, if `columns`, by rows that are the depth, `b` by
+/// its columns' rows.
+template <bool columns>
+DEVICE void product_keys(float (&d)[16], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %18, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, %16, %17, add, 1, 1, %19, 0;\n}"
+        : IN_OUT_16(d, 0)
+        : "l"(a), "l"(b), "r"(add), "n"(int(columns)));
+}
