@@ -88,7 +88,7 @@ run_suite() {
   AMD_EMULATOR_CUS=12 run_tests "$(test_binary --package latentwave-amd-emulator --test hip)" || failed=1
   run_tests "$(test_binary --package latentwave-hip-sys --test device)" || failed=1
   run_tests "$(test_binary --features rocm --test rocm)" || failed=1
-  for name in regression_47144 session contract golden; do
+  for name in regression_47144 session contract golden user_reports; do
     binaries+=("$(test_binary --features rocm --test "$name")")
   done
   run_tests --only rocm:: "${binaries[@]}" || failed=1
