@@ -30,14 +30,14 @@ DEVICE void read_queries(const DecodeParams& p, Queries& held, const uint16 SHAR
         Row at = row_of(p, virtual_seq, first_row + wave_row_tile() * 16 + frag_a_row());
         const uint16 GLOBAL* row = query_row(p, at) + wave_depth() * 16;
         UNROLL for (int j = 0; j < HELD_STEPS; j++) {
-            if (STEPS % DEPTH != 0 && wave_depth() + j * DEPTH >= STEPS) break;
+            if (STEPS % DEPTH != 0 && wave_agrees(wave_depth() + j * DEPTH >= STEPS)) break;
             load_a_row(held.step[j], at.valid ? row + j * DEPTH * 16 : nullptr);
         }
         return;
     }
     queries += wave_row_tile() * 16 * ROW_STRIDE + wave_depth() * 16;
     UNROLL for (int j = 0; j < HELD_STEPS; j++) {
-        if (STEPS % DEPTH != 0 && wave_depth() + j * DEPTH >= STEPS) break;
+        if (STEPS % DEPTH != 0 && wave_agrees(wave_depth() + j * DEPTH >= STEPS)) break;
         load_a(held.step[j], queries + j * DEPTH * 16, ROW_STRIDE);
     }
 }
@@ -54,7 +54,7 @@ struct Logits {
         FragB b[KEYS / 16];
     };
 
-    static DEVICE bool has_step(int j) { return STEPS % DEPTH == 0 || wave_depth() + j * DEPTH < STEPS; }
+    static DEVICE bool has_step(int j) { return STEPS % DEPTH == 0 || wave_agrees(wave_depth() + j * DEPTH < STEPS); }
 
     static DEVICE void load(Operands& to, int j, const uint16 SHARED* queries, const uint16 SHARED* tile) {
         if (!has_step(j)) return;

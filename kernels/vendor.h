@@ -24,6 +24,10 @@ using uint64 = unsigned long long;
 
 DEVICE int thread_index() { return (int)threadIdx.x; }
 DEVICE int wave_index() { return thread_index() / WAVE; }
+
+/// A condition that is the same in all lanes of the wave; matrix instructions may depend on it.
+DEVICE bool wave_agrees(bool condition) { return condition; }
+
 DEVICE int block_index() { return (int)blockIdx.x; }
 DEVICE int grid_blocks() { return (int)gridDim.x; }
 

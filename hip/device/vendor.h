@@ -18,8 +18,9 @@ using int64 = long long;
 using uint64 = unsigned long long;
 
 DEVICE int thread_index() { return (int)__builtin_amdgcn_workitem_id_x(); }
-// This wave of the block, as a scalar: waves then branch around what is not theirs. MFMA ignores the execution mask.
-DEVICE int wave_index() { return __builtin_amdgcn_readfirstlane(thread_index() / WAVE); }
+DEVICE int wave_index() { return thread_index() / WAVE; }
+// As a scalar, so that a wave branches around what is not its own: matrix instructions ignore the execution mask.
+DEVICE bool wave_agrees(bool condition) { return __builtin_amdgcn_readfirstlane(condition); }
 DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
 DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
 
