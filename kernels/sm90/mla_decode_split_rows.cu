@@ -6,8 +6,9 @@
 //   logits   queries in registers x tile, softmax; the weights take the place of the tile's rotary unit, which is then done with
 //   output   two warpgroups: weights x half of the tile's columns each, sums in registers
 //
-// The weights of a tile are handed on once the logits of the next tile are there, so that the output of one tile runs beside
-// the softmax of the next and never delays its logits. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
+// The weights of a tile are handed on before the logits of the next one begin, so that its output runs beside them and its place
+// in the ring is free early. Logits begun before the softmax were slower: a warp that begins products of operands in registers
+// waits for them. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
 
 constexpr int ROWS = 64;
 constexpr int LOADER_REGISTERS = 24;
@@ -181,7 +182,7 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 queries, const
     products_commit();
 }
 
-/// The logits warpgroup: products of the next tile run beside the softmax of this one.
+/// The logits warpgroup: the weights of a tile, then the logits of the next one.
 struct Weigher {
     const DecodeParams& p;
     const Part& part;
@@ -198,14 +199,10 @@ struct Weigher {
 
     DEVICE Note SHARED* note(int place) const { return (Note SHARED*)(shared + NOTE_AT) + place; }
 
-    /// Starts the products of the tile ahead, with new queries if need be.
-    DEVICE void start(float (&x)[32]) {
-        if (turn) {
-            named_barrier(NAME, 128);  // no warp reads queries any more
-            queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
-            named_barrier(NAME, 128);
-        }
-        start_logits(x, queries, ring.base + QUERY_AT, ring, half, tile);
+    DEVICE void load_queries() {
+        named_barrier(NAME, 128);  // no warp reads queries any more
+        queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
+        named_barrier(NAME, 128);
     }
 
     /// Says what the other warpgroups need to know of the tile ahead, whose place is free now that it has come.
@@ -272,9 +269,10 @@ struct Weigher {
         NO_UNROLL while (true) {
             float ahead_x[32];
             int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
-            start(ahead_x);
-            describe();
             if (token >= 0) weigh(x, token, place, turn);
+            if (turn) load_queries();
+            start_logits(ahead_x, queries, ring.base + QUERY_AT, ring, half, tile);
+            describe();
             if (token >= 0 && turn) softmax.begin = 0;
             if (turn) softmax.start(p, ahead, first_row);
             products_wait<0>();

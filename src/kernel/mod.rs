@@ -16,7 +16,6 @@ mod inventory;
 mod load;
 pub mod params;
 pub mod select;
-#[cfg(any(feature = "cuda", feature = "rocm"))]
 mod select_sm90;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;

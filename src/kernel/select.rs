@@ -321,7 +321,8 @@ mod tests {
         let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
         assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 2, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 16);
     }
 
     #[test]

@@ -1,12 +1,19 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`), against the portable form of as many rows:
+//! Measured on one H200 (`benches/results/hopper-h200.md`, run 3), stage 2 included, in the same run as the portable form that
+//! would serve the problem. Tokens are sequences times the longest that is captured, which says nothing of their lengths later:
+//! a form is chosen where it wins by lengths below the longest too.
 //!
-//! | rows of a group | sequences x tokens | form | measured, µs, beside the portable form's |
+//! | rows of a group | tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
-//! | over 32 | over 8,192 | rows | B4 S4096 H128 38 (46), B16 S4096 H128 73 (103), B16 S16384 H64 113 (179), B128 S4096 H128 307 (637) |
-//! | over 32 | up to 8,192 | portable | B1 S1024 H128 18.1 (15.7), B1 S4096 H128 21.0 (21.5) |
-//! | up to 32 | all | portable | the rows form with 16 rows: B128 S4096 180 (177), B1 S1024 15.4 (10.3); the keys form awaits its measurement |
+//! | over 32 | from 8,192 on | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
+//! | 33 to 128 | one sequence of up to 8,192 | keys of 16 rows | B1 S1024 H128 14.1 (14.7), B1 S4096 H128 20.0 (21.1), B1 S2048 H64 12.6 (14.8), B1 S8192 H64 18.3 (20.2) |
+//! | over 32 | the others | portable | B4 S1024 H40 keys of 16 rows 15.6 (16.0) |
+//! | 17 to 32 | all | portable | keys of 32 rows: B64 S4096 H32 114.3 (121.3; 115 in another run), B4 S131072 H32 183 (213), B1 S4096 H32 18.0 (16.8), two tokens of H16 B64 S4096 118.6 (115); rows: B64 S4096 H32 108.3; keys of 16 rows: B1 S4096 H32 14.1 (16.8) |
+//! | up to 16 | all | portable | keys of 16 rows: B128 S4096 H16 171 (168), B64 S16384 302 (305), B16 S4096 38.0 (36.7), B1 S65536 33.3 (35.0), B1 S1024 11.2 (8.9) |
+//!
+//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (B1 S1024 H128 18.2
+//! beside 14.7) and wins twofold when it is long.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
@@ -27,8 +34,14 @@ const HELD_UNITS: u32 = 4;
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Bulk copies take boxes of 8 to 64 tokens of a page.
     let copies = arch == "sm_90a" && serves(&base) && shape.page_size.is_multiple_of(8);
-    let much = shape.batch.saturating_mul(shape.max_seq_len) > select::FEW_TOKENS;
-    (copies && much && rows > 32).then(|| rows_variant(base))
+    if !copies || rows <= 32 {
+        return None;
+    }
+    let tokens = shape.batch.saturating_mul(shape.max_seq_len);
+    if shape.batch == 1 && tokens <= select::FEW_TOKENS && rows <= 128 {
+        return Some(keys_variant(base, 16));
+    }
+    (tokens >= select::FEW_TOKENS).then(|| rows_variant(base))
 }
 
 /// Whether a cache's types and widths are what these forms are made for.
@@ -46,12 +59,12 @@ fn keys_variant(base: Variant, block_rows: u32) -> Variant {
 
 /// The variants that [`split`] can give for these types and widths.
 pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { vec![rows_variant(base)] } else { Vec::new() }
+    if arch == "sm_90a" && serves(&base) { vec![rows_variant(base), keys_variant(base, 16)] } else { Vec::new() }
 }
 
 /// Those that it does not give yet.
 pub(super) fn unchosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { [16, 32].map(|rows| keys_variant(base, rows)).to_vec() } else { Vec::new() }
+    if arch == "sm_90a" && serves(&base) { vec![keys_variant(base, 32)] } else { Vec::new() }
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -78,7 +91,7 @@ mod tests {
     use crate::tensor::DType;
 
     #[test]
-    fn the_rows_form_takes_many_rows_and_tokens_in_pages_of_eights() {
+    fn many_rows_take_a_form_by_how_many_tokens_there_are_in_pages_of_eights() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
         let shape = DecodeShape {
             q_dtype: DType::BF16,
@@ -93,11 +106,19 @@ mod tests {
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
+        assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
+        let one = DecodeShape { batch: 1, max_seq_len: 8192, ..shape };
+        let keys = split(&one, 128, base, "sm_90a").map(|variant| (variant.form, variant.block_rows));
+        assert_eq!(keys, Some((KEYS_FORM, 16)));
+        let longer = DecodeShape { max_seq_len: 8193, ..one };
+        assert_eq!(split(&longer, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         let refused = [
             split(&shape, 32, base, "sm_90a"),
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
-            split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a"),
+            split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 1024, ..one }, 32, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 1024, ..one }, 256, base, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];
