@@ -154,10 +154,12 @@ pub fn flatten_rows(seq_lens: &[usize], num_rows: usize, causal: bool, dcp_size:
     if causal && query_len > 1 && dcp_size > 1 {
         return Err(Error::CausalDcp { query_len, dcp_size });
     }
-    let mut rows = FlatRows { extents: Vec::with_capacity(num_rows), requests: Vec::with_capacity(num_rows) };
+    let mut rows = FlatRows::default();
+    let room = rows.extents.try_reserve_exact(num_rows).and_then(|()| rows.requests.try_reserve_exact(num_rows));
+    room.map_err(|_| Error::argument("num_rows", format!("{num_rows} rows do not fit the host's memory")))?;
     for (request, &len) in seq_lens.iter().enumerate() {
         for t in 0..query_len {
-            rows.extents.push(if causal { (len + 1 + t).saturating_sub(query_len) } else { len });
+            rows.extents.push(if causal { len.saturating_add(1 + t).saturating_sub(query_len) } else { len });
             rows.requests.push(request);
         }
     }

@@ -51,7 +51,7 @@ fn splits_of_at_least(tokens: usize, max_seq_len: usize, num_compute_units: usiz
 /// Shape of the float32 scratch that vLLM's layout takes: `[num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]`, the last
 /// column being the LSE. Ours holds the same number of elements when the policy is [`SplitPolicy::Fixed`].
 pub fn scratch_shape(num_rows: usize, num_heads: usize, num_kv_splits: usize, kv_lora_rank: usize) -> [usize; 4] {
-    [num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]
+    [num_rows, num_heads, num_kv_splits, kv_lora_rank.saturating_add(1)]
 }
 
 /// What bounds the scratch of every step of an engine in vLLM's layout: the reservation that its Triton MLA backend makes.
@@ -163,10 +163,6 @@ impl DecodePlan {
     pub fn new(shape: PlanShape, policy: SplitPolicy, kernels: &DecodeKernels, device: &DeviceInfo) -> Result<Self> {
         let units = device.num_compute_units.max(1);
         let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
-        let num_groups = shape.query_len.div_ceil(query_group);
-        let group_rows = query_group * shape.num_heads;
-        let virtual_seqs = shape.batch * num_groups;
-
         let (schedule, num_kv_splits, split_tokens) = match policy {
             SplitPolicy::Auto => (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units), 0),
             SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
@@ -186,6 +182,20 @@ impl DecodePlan {
             ));
         }
 
+        // The largest product that follows: where it fits, all do.
+        let most = [shape.batch, shape.query_len.saturating_add(query_group), shape.num_heads, shape.kv_lora_rank]
+            .iter()
+            .try_fold(8 * num_kv_splits, |most, &count| most.checked_mul(count.max(1)));
+        if most.is_none_or(|most| isize::try_from(most).is_err()) {
+            return Err(Error::argument(
+                "shape",
+                format!("the scratch of {shape:?} in {num_kv_splits} splits overflows"),
+            ));
+        }
+        let num_groups = shape.query_len.div_ceil(query_group);
+        let group_rows = query_group * shape.num_heads;
+        let virtual_seqs = shape.batch * num_groups;
+
         let (num_parts, num_slots) = match schedule {
             ScheduleKind::Balanced => {
                 let row_blocks = group_rows.div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
@@ -197,8 +207,7 @@ impl DecodePlan {
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
-        let rows = num_slots.checked_mul(group_rows).filter(|rows| rows.checked_mul(shape.kv_lora_rank * 4).is_some());
-        let rows = rows.ok_or_else(|| Error::argument("shape", format!("the scratch of {shape:?} overflows")))?;
+        let rows = num_slots * group_rows;
         Ok(Self {
             shape,
             schedule,
@@ -271,7 +280,7 @@ pub struct BalanceShape {
 pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
     let bare = |tiles: i32| if tiles > 0 { i64::from(tiles) + shape.fixed_cost } else { 0 };
     let costs = || tiles.iter().map(|&t| bare(t)).filter(|&cost| cost > 0);
-    let (num_parts, splits) = (shape.num_parts as i64, shape.num_kv_splits as i64);
+    let (num_parts, splits) = (shape.num_parts.max(1) as i64, shape.num_kv_splits as i64);
     let longest = costs().max().unwrap_or(0);
     let even = costs().sum::<i64>().div_ceil_(num_parts);
     let even = if splits > 1 { even.max(longest.div_ceil_(splits - 1)) } else { even }.max(1);
@@ -417,6 +426,35 @@ mod tests {
         let before = |v: i32, tile: i32| tiles[..v as usize].iter().sum::<i32>() + tile;
         let longest = parts.chunks(PART_WORDS).map(|part| before(part[2], part[3]) - before(part[0], part[1])).max();
         (offsets[tiles.len()], longest.unwrap_or(0))
+    }
+
+    #[test]
+    fn sizes_that_overflow_are_refused_by_name() {
+        use crate::backend::Backend;
+        let host = crate::Host::with_threads(1);
+        let mla = crate::MlaConfig::deepseek(128, 64);
+        let decode = crate::MlaDecode::new(&host, mla, crate::DType::F32, crate::DType::F32).expect("decode");
+        let kernels = decode.kernels(1, 1, 1024).expect("kernels");
+        let most = i32::MAX as usize;
+        for (batch, query_len, policy) in [
+            (most, most, SplitPolicy::Fixed(MAX_KV_SPLITS)),
+            (usize::MAX, 1, SplitPolicy::Auto),
+            (1, usize::MAX, SplitPolicy::Invariant(1)),
+        ] {
+            let shape = PlanShape { batch, query_len, num_heads: 128, kv_lora_rank: 512, max_seq_len: 1024 };
+            let refused = DecodePlan::new(shape, policy, &kernels, host.device());
+            assert!(matches!(refused, Err(Error::Argument { arg: "shape", .. })), "{refused:?}");
+        }
+        let shape = ScratchReservation {
+            max_num_seqs: 1,
+            decode_threshold: 1,
+            num_heads: 1,
+            dcp_size: 1,
+            max_seq_len: 1,
+            num_compute_units: 1,
+            kv_lora_rank: usize::MAX,
+        };
+        assert!(shape.bytes().is_err());
     }
 
     #[test]

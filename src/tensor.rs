@@ -133,6 +133,23 @@ fn contiguous(shape: &[usize]) -> Result<[usize; MAX_RANK]> {
     Ok(strides)
 }
 
+/// Number of elements of a shape.
+fn elements(shape: &[usize]) -> Result<usize> {
+    let count = shape.iter().try_fold(1_usize, |count, &extent| count.checked_mul(extent));
+    count.ok_or_else(|| Error::argument("shape", format!("{shape:?} overflows")))
+}
+
+/// Host memory for `len` elements.
+fn host_memory<T>(len: usize) -> Result<Vec<T>> {
+    let mut data = Vec::new();
+    data.try_reserve_exact(len).map_err(|_| Error::OutOfMemory {
+        backend: "host",
+        bytes: len.saturating_mul(size_of::<T>()),
+        purpose: "the host's copy of a tensor",
+    })?;
+    Ok(data)
+}
+
 impl<B: Backend> Tensor<B> {
     /// Allocates a contiguous tensor. Its content is undefined until written.
     ///
@@ -187,13 +204,15 @@ impl<B: Backend> Tensor<B> {
     /// Allocates a tensor and fills element `i` (row-major) with `f(i)`.
     ///
     /// # Errors
-    /// As [`Tensor::empty`].
+    /// As [`Tensor::empty`]; [`Error::OutOfMemory`] for the host's copy.
     pub fn from_fn<T: Element, const N: usize>(
         backend: &B,
         shape: [usize; N],
         f: impl FnMut(usize) -> T,
     ) -> Result<Self> {
-        let data: Vec<T> = (0..shape.iter().product()).map(f).collect();
+        let len = elements(&shape)?;
+        let mut data = host_memory(len)?;
+        data.extend((0..len).map(f));
         Self::from_slice(backend, shape, &data)
     }
 
@@ -304,7 +323,8 @@ impl<B: Backend> Tensor<B> {
     /// # Errors
     /// [`Error::Shape`] if the tensor is not contiguous or the number of elements differs.
     pub fn reshape<const N: usize>(&self, shape: [usize; N]) -> Result<Self> {
-        if N > MAX_RANK || !self.is_contiguous() || shape.iter().product::<usize>() != self.len() {
+        let count = elements(&shape)?;
+        if N > MAX_RANK || !self.is_contiguous() || count != self.len() {
             return Err(Error::Shape {
                 arg: "self",
                 expected: format!(
@@ -391,7 +411,8 @@ impl<B: Backend> Tensor<B> {
     pub fn to_vec<T: Element>(&self, backend: &B) -> Result<Vec<T>> {
         self.check_element::<T>()?;
         self.check_host_copy(self.len() * self.dtype.size())?;
-        let mut data = vec![T::zeroed(); self.len()];
+        let mut data = host_memory(self.len())?;
+        data.resize(self.len(), T::zeroed());
         if data.is_empty() {
             return Ok(data);
         }

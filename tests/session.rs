@@ -194,6 +194,9 @@ fn out_of_bounds_input_is_a_typed_error_and_the_session_goes_on<B: GraphBackend>
     let table = one(0);
     let many = StepBatch { prefill_tokens: 1 << 20, prefill_reqs: 1, ..StepBatch::decode(1, &[20], &table) };
     assert!(matches!(engine.session.step(&many, |_| Ok(())), Err(Error::Capacity { .. })));
+    let most =
+        StepBatch { prefill_tokens: usize::MAX, prefill_reqs: usize::MAX, ..StepBatch::decode(1, &[20], &table) };
+    assert!(matches!(engine.session.step(&most, |_| Ok(())), Err(Error::Capacity { .. })));
 
     let served = engine.step(2, &[20], &one(0)).expect("a good step after the bad ones");
     engine.verify(2, &[20], &one(0), served.num_tokens);
@@ -239,6 +242,12 @@ fn sizes_and_modes_that_cannot_be_are_refused<B: GraphBackend>(backend: &B) {
     assert!(matches!(dtype, Err(Error::DType { arg: "q", got: DType::I32, .. })));
     let too_large = Tensor::<B>::zeros(backend, [usize::MAX / 2, 4], DType::F32);
     assert!(matches!(too_large, Err(Error::Argument { arg: "shape", .. })));
+    let too_large = Tensor::<B>::from_fn(backend, [usize::MAX / 2, 4], |_| 0.0_f32);
+    assert!(matches!(too_large, Err(Error::Argument { arg: "shape", .. })));
+    let too_large = Tensor::<B>::from_fn(backend, [1 << 58], |_| 0.0_f32);
+    assert!(matches!(too_large, Err(Error::OutOfMemory { .. })));
+    let small = Tensor::<B>::zeros(backend, [4, 4], DType::F32).expect("small");
+    assert!(matches!(small.reshape([usize::MAX, 16]), Err(Error::Argument { arg: "shape", .. })));
 }
 
 fn speculative_lengths_up_to_eight_keep_full_graphs<B: GraphBackend>(backend: &B) {

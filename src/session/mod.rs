@@ -331,7 +331,7 @@ impl<B: GraphBackend> DecodeSession<B> {
         let num_tokens = decode_tokens + batch.prefill_tokens;
         let wanted = match batch.prefill_tokens {
             0 => Batch::uniform(num_seqs, query_len),
-            _ => Batch::mixed(num_seqs + batch.prefill_reqs, num_tokens),
+            _ => Batch::mixed(num_seqs.saturating_add(batch.prefill_reqs), num_tokens),
         };
         let served = self.dispatcher.dispatch(&wanted);
         let graph = served.graph.filter(|_| served.descriptor.mode == RuntimeMode::Full);
@@ -369,7 +369,7 @@ impl<B: GraphBackend> DecodeSession<B> {
             false => Err(Error::Capacity { what, asked, limit }),
         };
         capacity("sequences of a step (max_num_seqs)", num_seqs, config.max_num_seqs)?;
-        let tokens = num_seqs * query_len + batch.prefill_tokens;
+        let tokens = (num_seqs * query_len).saturating_add(batch.prefill_tokens);
         capacity("tokens of a step (max_num_batched_tokens)", tokens, config.max_num_batched_tokens)?;
         if batch.block_tables.len() != num_seqs {
             let got = batch.block_tables.len();
