@@ -17,6 +17,9 @@ struct Recording<B: Backend> {
 }
 
 /// A queue of device work. Launches on it run in order.
+///
+/// Threads may share a stream. While one of them captures on it, what any other enqueues there is recorded too, and does not run:
+/// give threads streams of their own.
 pub struct Stream<B: Backend> {
     backend: B,
     raw: B::Stream,

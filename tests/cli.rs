@@ -348,3 +348,37 @@ fn ctrl_c_shows_what_was_measured() {
     assert_eq!(child.wait().unwrap().code(), Some(130), "{head}{rest}");
     assert!(rest.contains("left over") && rest.contains("served by"), "{rest}");
 }
+
+#[test]
+fn outputs_are_tried_before_anything_runs_and_no_input_is_written_over() {
+    let trace = Scratch::holding(".csv", TRACE);
+    let started = std::time::Instant::now();
+    let ran = run(&["replay", trace.path(), "--json", "/nonexistent/x.json"]);
+    assert_eq!(ran.status, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("/nonexistent/x.json") && ran.out.is_empty(), "{}\n{}", ran.err, ran.out);
+    assert!(started.elapsed().as_secs() < 30);
+
+    let ran = run(&["replay", trace.path(), "--json", trace.path()]);
+    assert_eq!(ran.status, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("argument `json`"), "{}", ran.err);
+    assert_eq!(trace.read(), TRACE, "the trace is as it was");
+
+    let both = Scratch::new(".svg");
+    let ran = run(&["replay", trace.path(), "--json", both.path(), "--report", both.path()]);
+    assert_eq!(ran.status, Some(1), "{}", ran.err);
+    let ran = run(&["bench", "--time", "1e300"]);
+    assert_eq!(ran.status, Some(1), "{}", ran.err);
+    assert!(ran.err.contains("argument `time`"), "{}", ran.err);
+    assert_eq!(run(&["bench", "--points", ""]).status, Some(1));
+}
+
+#[cfg(unix)]
+#[test]
+fn a_closed_pipe_ends_the_program_without_a_panic() {
+    let mut child = program().arg("info").stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    drop(child.stdout.take());
+    let mut err = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    child.wait().unwrap();
+    assert!(!err.contains("panicked"), "{err}");
+}

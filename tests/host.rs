@@ -112,7 +112,7 @@ fn attention_without_a_schedule_is_an_error() {
     let stream = Stream::new(&host).unwrap();
     for byte in [0xFF, 0x7F, 0x01] {
         let mut workspace = Workspace::new(&host, 1).unwrap();
-        let views = plan.decode.workspace_views();
+        let views = plan.decode().workspace_views();
         let [table, ..] = workspace.views(0, &views).unwrap();
         // SAFETY: the view has this size.
         let table = unsafe { Tensor::<Host>::from_raw(table, DType::U8, &[views[0]], &[1]) }.unwrap();

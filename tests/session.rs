@@ -24,6 +24,8 @@ on_every_backend!(
     speculative_lengths_up_to_eight_keep_full_graphs,
     split_policies_agree,
     a_schedule_made_outside_a_capture_is_no_part_of_its_graph,
+    a_plan_serves_only_the_layer_that_it_was_made_for,
+    outputs_that_overlap_any_input_are_refused,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -318,4 +320,55 @@ fn a_schedule_made_outside_a_capture_is_no_part_of_its_graph<B: GraphBackend>(ba
     let after = attend(&seq_lens);
     assert!(matches!(after, Err(Error::GraphState { .. })), "the scratch may have been used since: {after:?}");
     stream.synchronize().expect("synchronize");
+}
+
+/// Scratch and kernels of another layer's plan do not fit.
+fn a_plan_serves_only_the_layer_that_it_was_made_for<B: GraphBackend>(backend: &B) {
+    use latentwave::{MlaConfig, MlaDecode, Stream, Workspace};
+    let mla = MlaConfig::deepseek(4, 16);
+    let narrow = MlaConfig { kv_lora_rank: 256, ..mla };
+    let decode = |mla, dtype| MlaDecode::new(backend, mla, dtype, dtype).expect("decode");
+    let (own, stream) = (decode(mla, DType::BF16), Stream::new(backend).expect("stream"));
+    let seq_lens = Tensor::from_slice(backend, [1], &[40]).expect("lens");
+    for other in [decode(narrow, DType::BF16), decode(mla, DType::F16), decode(MlaConfig::deepseek(8, 16), DType::BF16)]
+    {
+        let plan = other.plan(1, 1, 64, SplitPolicy::Fixed(6)).expect("plan");
+        let mut workspace = Workspace::new(backend, 1).expect("workspace");
+        let refused = own.schedule(&stream, &plan, &mut workspace, &seq_lens, 4, true).err();
+        assert!(matches!(refused, Some(Error::Argument { arg: "plan", .. })), "{refused:?}");
+    }
+}
+
+fn outputs_that_overlap_any_input_are_refused<B: GraphBackend>(backend: &B) {
+    use latentwave::{DecodeArgs, KvCache, MlaConfig, MlaDecode, Stream, Workspace};
+    let mla = MlaConfig::deepseek(4, 16);
+    let decode = MlaDecode::new(backend, mla, DType::BF16, DType::BF16).expect("decode");
+    let plan = decode.plan(1, 1, 64, SplitPolicy::Auto).expect("plan");
+    let latent = Tensor::zeros(backend, [8, 16, 512], DType::BF16).expect("latent");
+    let rope = Tensor::zeros(backend, [8, 16, 64], DType::BF16).expect("rope");
+    let q = Tensor::zeros(backend, [1, 4, 576], DType::BF16).expect("q");
+    let kv_cache = KvCache::split(&latent, Some(&rope)).expect("cache");
+    let (block_table, seq_lens) = (
+        Tensor::from_slice(backend, [1, 4], &[0, 1, 2, 3]).expect("table"),
+        Tensor::from_slice(backend, [1], &[40]).expect("lens"),
+    );
+    let stream = Stream::new(backend).expect("stream");
+    for input in [&latent, &rope] {
+        let mut out =
+            input.reshape([input.len() / 2048, 4, 512]).and_then(|rows| rows.narrow(0, 1..2)).expect("a view");
+        let mut workspace = Workspace::new(backend, 1).expect("workspace");
+        let (kv_cache, block_table, seq_lens) = (&kv_cache, &block_table, &seq_lens);
+        let args = DecodeArgs {
+            q: &q,
+            kv_cache,
+            block_table,
+            seq_lens,
+            out: &mut out,
+            lse: None,
+            kv_scale: 1.0,
+            causal: true,
+        };
+        let refused = decode.run(&stream, &plan, &mut workspace, args);
+        assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "{refused:?}");
+    }
 }

@@ -229,6 +229,12 @@ pub fn write_cache<B: Backend>(stream: &Stream<B>, cache: &KvCache<B>, write: &C
     if num_tokens == 0 {
         return Ok(());
     }
+    let rope = cache.rope.as_ref().unwrap_or(&cache.latent);
+    for (arg, source) in [("kv_c", Some(kv_c)), ("k_pe", k_pe), ("slot_mapping", Some(slot_mapping))] {
+        if let Some(source) = source {
+            check::disjoint(arg, source, &[("kv_cache", &cache.latent), ("k_rope", rope)])?;
+        }
+    }
 
     let at = cache.addresses();
     let params = CacheWriteParams {
@@ -298,7 +304,8 @@ pub fn gather_cache<B: Backend>(
         [rows, got] if *got == width => *rows,
         got => return Err(Error::Shape { arg: "out", expected: format!("[num_tokens, {width}]"), got: got.to_vec() }),
     };
-    check::disjoint("out", out, &[("kv_cache", &cache.latent)])?;
+    let rope = cache.rope.as_ref().unwrap_or(&cache.latent);
+    check::disjoint("out", out, &[("kv_cache", &cache.latent), ("k_rope", rope)])?;
     if num_tokens == 0 || batch == 0 {
         return Ok(());
     }

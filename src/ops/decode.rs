@@ -34,10 +34,11 @@ pub struct MlaDecode<B: Backend> {
 /// A [`DecodePlan`] with its kernels compiled and loaded.
 #[derive(Debug, Clone)]
 pub struct Plan<B: Backend> {
-    /// What the host decided.
-    pub decode: DecodePlan,
-    /// The kernels chosen.
-    pub kernels: DecodeKernels,
+    pub(crate) decode: DecodePlan,
+    pub(crate) kernels: DecodeKernels,
+    // What it was made for: scratch and kernels fit nothing else.
+    config: MlaConfig,
+    types: [DType; 2],
     plan_kernel: B::Kernel,
     split_kernel: B::Kernel,
     reduce_kernel: B::Kernel,
@@ -66,6 +67,18 @@ pub struct DecodeArgs<'a, B: Backend> {
     /// Whether query token `t` of `query_len` sees only the first `seq_len - query_len + 1 + t` cached tokens (verification of
     /// drafts). Indifferent for `query_len` 1.
     pub causal: bool,
+}
+
+impl<B: Backend> Plan<B> {
+    /// What the host decided.
+    pub fn decode(&self) -> &DecodePlan {
+        &self.decode
+    }
+
+    /// The kernels chosen.
+    pub fn kernels(&self) -> &DecodeKernels {
+        &self.kernels
+    }
 }
 
 impl<B: Backend> MlaDecode<B> {
@@ -145,6 +158,8 @@ impl<B: Backend> MlaDecode<B> {
         Ok(Plan {
             decode,
             kernels,
+            config: self.config,
+            types: [self.q_dtype, self.kv_dtype],
             plan_kernel: self.backend.prepare(&kernels.plan)?,
             split_kernel: self.backend.prepare(&kernels.split)?,
             reduce_kernel: self.backend.prepare(&kernels.reduce)?,
@@ -230,6 +245,9 @@ impl<B: Backend> MlaDecode<B> {
     }
 
     fn check_seq_lens(&self, plan: &Plan<B>, seq_lens: &Tensor<B>) -> Result<()> {
+        if plan.config != self.config || plan.types != [self.q_dtype, self.kv_dtype] {
+            return Err(Error::argument("plan", "made for another layer: plan with the `MlaDecode` that runs it"));
+        }
         check::dtype("seq_lens", seq_lens, &[DType::I32])?;
         check::shape("seq_lens", seq_lens, &[plan.decode.shape.batch])?;
         check::contiguous("seq_lens", seq_lens)
@@ -276,13 +294,15 @@ impl<B: Backend> MlaDecode<B> {
         check::aligned("kv_cache", cache.latent(), alignment)?;
         cache.rope().map_or(Ok(()), |rope| check::aligned("k_rope", rope, alignment))?;
         check::aligned("out", args.out, alignment.div_ceil(2))?;
-        let inputs = [("q", args.q), ("kv_cache", cache.latent())];
+        // A cache without a rope tensor of its own names its latent twice.
+        let inputs = [("q", args.q), ("kv_cache", cache.latent()), ("k_rope", cache.rope().unwrap_or(cache.latent()))];
         check::disjoint("out", args.out, &inputs)?;
         if let Some(lse) = args.lse.as_deref() {
             check::dtype("lse", lse, &[DType::F32])?;
             check::dense_rows("lse", lse)?;
             check_rows("lse", lse, batch, query_len, &[num_heads])?;
-            check::disjoint("lse", lse, &[("q", args.q), ("kv_cache", cache.latent()), ("out", args.out)])?;
+            check::disjoint("lse", lse, &inputs)?;
+            check::disjoint("lse", lse, &[("out", args.out)])?;
         }
         Ok(table_width)
     }

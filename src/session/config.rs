@@ -77,7 +77,7 @@ impl SessionConfig {
 
     /// Most decode tokens in one step.
     pub fn max_decode_tokens(&self) -> usize {
-        self.max_num_seqs * self.query_len()
+        self.max_num_seqs.saturating_mul(self.query_len())
     }
 
     /// Checks every field.

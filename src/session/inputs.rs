@@ -4,7 +4,7 @@
 //! shadow is uploaded, so a step whose sequences grew inside their pages moves a few hundred bytes.
 
 use crate::backend::Backend;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
 
@@ -29,13 +29,17 @@ impl<B: Backend> StepInputs<B> {
         page_size: usize,
     ) -> Result<Self> {
         let backend = stream.backend();
+        let table_entries = max_seqs.checked_mul(table_width).ok_or_else(|| {
+            Error::argument("max_num_seqs", format!("{max_seqs} rows of {table_width} pages overflow"))
+        })?;
+        let host_slots = filled(max_tokens, -1)?;
         let inputs = Self {
             seq_lens: Tensor::zeros(backend, [max_seqs], DType::I32)?,
             block_table: Tensor::zeros(backend, [max_seqs, table_width], DType::I32)?,
-            slot_mapping: Tensor::from_slice(backend, [max_tokens], &vec![-1_i64; max_tokens])?,
-            host_lens: vec![0; max_seqs],
-            host_table: vec![0; max_seqs * table_width],
-            host_slots: vec![-1; max_tokens],
+            slot_mapping: Tensor::from_slice(backend, [max_tokens], &host_slots)?,
+            host_lens: filled(max_seqs, 0)?,
+            host_table: filled(table_entries, 0)?,
+            host_slots,
             table_width,
             page_size,
         };
@@ -141,6 +145,18 @@ impl<B: Backend> StepInputs<B> {
     pub(super) fn slot_mapping(&self, num_tokens: usize) -> Result<Tensor<B>> {
         self.slot_mapping.narrow(0, 0..num_tokens)
     }
+}
+
+/// A vector of `len` values, or an error where the host has no memory for it.
+fn filled<T: Clone>(len: usize, value: T) -> Result<Vec<T>> {
+    let mut values = Vec::new();
+    values.try_reserve_exact(len).map_err(|_| Error::OutOfMemory {
+        backend: "host",
+        bytes: len.saturating_mul(size_of::<T>()),
+        purpose: "the step inputs",
+    })?;
+    values.resize(len, value);
+    Ok(values)
 }
 
 /// Sets `shadow[i] = value(i)` and returns the smallest range outside which nothing changed.

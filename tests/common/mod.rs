@@ -191,7 +191,7 @@ impl Problem {
         let mut out = poisoned(backend, [batch, self.query_len, heads, rank], self.q_dtype)?;
         let mut lse = poisoned(backend, [batch, self.query_len, heads], DType::F32)?;
         let mut workspace = Workspace::new(backend, 1)?;
-        let [_, partial_lse] = scratch(backend, &plan.decode, &mut workspace)?;
+        let [_, partial_lse] = scratch(backend, plan.decode(), &mut workspace)?;
 
         let stream = Stream::new(backend)?;
         let args = DecodeArgs {

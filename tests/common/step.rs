@@ -25,7 +25,7 @@ impl<B: GraphBackend> Step<B> {
         let decode = MlaDecode::new(backend, config, q_dtype, kv_dtype).unwrap();
         let plan = decode.plan(problem.batch(), query_len, problem.longest(), policy).unwrap();
         let mut workspace = Workspace::new(backend, 1).unwrap();
-        workspace.reserve(0, &plan.decode.workspace_views()).unwrap();
+        workspace.reserve(0, &plan.decode().workspace_views()).unwrap();
         workspace.lock();
         let shape = [problem.batch(), query_len, config.num_heads, config.head_dim()];
         Self {

@@ -43,8 +43,8 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
         };
         let plan = decode.plan(batch, query_len, 131_072, SplitPolicy::MinTokens(64)).unwrap();
         let mut workspace = Workspace::new(backend, 1).unwrap();
-        let [table, ..] = workspace.views(0, &plan.decode.workspace_views()).unwrap();
-        let words = plan.decode.schedule_bytes / 4;
+        let [table, ..] = workspace.views(0, &plan.decode().workspace_views()).unwrap();
+        let words = plan.decode().schedule_bytes / 4;
         // SAFETY: the view has this size and lives as long as the workspace.
         let table = unsafe { Tensor::<B>::from_raw(table, DType::I32, &[words], &[1]) }.unwrap();
         table.fill_bytes(backend, 0xFF).unwrap();
@@ -53,8 +53,8 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
         decode.schedule(&stream, &plan, &mut workspace, &seq_lens, table_width, causal).unwrap();
         stream.synchronize().unwrap();
 
-        let (groups, group) = (plan.decode.num_groups, plan.decode.query_group);
-        let tile = plan.kernels.split.tile_tokens as usize;
+        let (groups, group) = (plan.decode().num_groups, plan.decode().query_group);
+        let tile = plan.kernels().split.tile_tokens as usize;
         let tiles: Vec<i32> = (0..batch * groups)
             .map(|v| {
                 let last = ((v % groups + 1) * group).min(query_len);
@@ -65,8 +65,8 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
             .collect();
         let mut want = vec![-1; words];
         let shape = BalanceShape {
-            num_parts: plan.decode.num_parts,
-            num_kv_splits: plan.decode.num_kv_splits,
+            num_parts: plan.decode().num_parts,
+            num_kv_splits: plan.decode().num_kv_splits,
             fixed_cost: i64::from(FIXED_COST),
         };
         balance(&shape, &tiles, &mut want);
@@ -213,20 +213,20 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         table_width: 4,
         schedule_kind: ScheduleKind::Even as i32,
         num_kv_splits: splits as i32,
-        tile_tokens: plan.kernels.split.tile_tokens as i32,
+        tile_tokens: plan.kernels().split.tile_tokens as i32,
         sm_scale: 1.0,
         kv_scale: 1.0,
         ..bytemuck::Zeroable::zeroed()
     };
-    let columns = rank.div_ceil(plan.kernels.reduce_columns as usize);
-    let row_blocks = heads.div_ceil(plan.kernels.reduce_rows as usize);
+    let columns = rank.div_ceil(plan.kernels().reduce_columns as usize);
+    let row_blocks = heads.div_ceil(plan.kernels().reduce_rows as usize);
     let launch = Launch {
         grid: [(columns * row_blocks * batch) as u32, 1, 1],
-        threads: plan.kernels.reduce.threads,
+        threads: plan.kernels().reduce.threads,
         shared_bytes: 0,
         dependent: false,
     };
-    let kernel = backend.prepare(&plan.kernels.reduce).unwrap();
+    let kernel = backend.prepare(&plan.kernels().reduce).unwrap();
     let stream = backend.create_stream().unwrap();
     // SAFETY: all tensors have the shapes that the parameters say.
     unsafe { backend.launch(&stream, &kernel, &launch, &Params::Decode(params)) }.unwrap();

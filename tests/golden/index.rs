@@ -101,6 +101,9 @@ pub(crate) fn run<B: GraphBackend>(
         tally.failures.push(format!("{stem}: no list `cases`"));
         return;
     };
+    if cases.is_empty() {
+        tally.failures.push(format!("{stem}: no cases"));
+    }
     for json in cases {
         let name = json.get("name").and_then(Value::as_str).unwrap_or("?");
         let group = json.get("group").and_then(Value::as_str).unwrap_or("?");

@@ -1,6 +1,7 @@
 //! Options that several commands share, and how their values are written.
 
 use std::path::Path;
+use std::time::Duration;
 
 use clap::Args;
 use latentwave::{DType, Error, GraphMode, MlaConfig, ModelConfig, Result, SplitPolicy};
@@ -53,6 +54,14 @@ impl TypeArgs {
     /// Element type of the cache.
     pub(crate) fn kv(&self) -> DType {
         self.kv_dtype.unwrap_or(self.dtype)
+    }
+}
+
+/// A time of at least a moment and at most a day.
+pub(crate) fn seconds(arg: &'static str, seconds: f64) -> Result<Duration> {
+    match Duration::try_from_secs_f64(seconds) {
+        Ok(time) if seconds > 0.0 && seconds <= 86_400.0 => Ok(time),
+        _ => Err(Error::argument(arg, format!("{seconds}: a positive number of seconds, 86400 at most, is needed"))),
     }
 }
 

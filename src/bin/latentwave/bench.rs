@@ -6,7 +6,6 @@ mod point;
 mod roofline;
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use clap::Args as ClapArgs;
 use latentwave::{Error, GraphBackend, MlaConfig, Result, SplitPolicy};
@@ -79,9 +78,11 @@ struct File<'a> {
 /// For bad arguments, an absent device, and what a backend returns.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let points = point::list(&args.points).map_err(|problem| Error::argument("points", problem))?;
-    if !(args.time.is_finite() && args.time > 0.0) {
-        return Err(Error::argument("time", format!("{}: a positive number of seconds is needed", args.time)));
+    if points.is_empty() {
+        return Err(Error::argument("points", "none: small, gpu, or points such as `B64 S4096 H16 q1`"));
     }
+    args::seconds("time", args.time)?;
+    files::check_outputs(&[], &[("json", args.json.as_deref()), ("plot", args.plot.as_deref())])?;
     let (_, mla) = args.model.load()?;
     device::run(args.device, Bench { args, points, mla })
 }
@@ -107,7 +108,7 @@ impl Job for Bench<'_> {
             max_layers: if gpu { 512 } else { 64 },
             min_launches: if gpu { 20 } else { 1 },
             max_seq_len: args.captured_for,
-            time: Duration::from_secs_f64(args.time),
+            time: args::seconds("time", args.time)?,
             seed: args.seed,
         };
         println!("{}: {} ({}), {} compute units", info.backend, info.name, info.arch, info.num_compute_units);

@@ -1,7 +1,7 @@
 //! `latentwave gain`: what reserving the scratch and capturing the step are worth.
 
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use latentwave::{
@@ -21,10 +21,10 @@ use crate::{Outcome, alloc, files, interrupt, text};
 /// locked, and the whole step captured in a full graph and replayed. Results of the three are compared bit by bit.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
-    /// Sequences of a step, one table row each.
+    /// Sequences of a step, set apart by commas; one table row each.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [1, 16])]
     batch: Vec<usize>,
-    /// Heads.
+    /// Heads, set apart by commas.
     #[arg(long, value_name = "LIST", value_delimiter = ',', default_values_t = [16])]
     heads: Vec<usize>,
     /// Cached tokens of every sequence.
@@ -82,9 +82,18 @@ struct Row {
 /// # Errors
 /// For bad arguments, an absent device, and what a backend returns.
 pub(crate) fn run(args: &Args) -> Result<Outcome> {
-    if args.batch.contains(&0) || args.heads.contains(&0) || args.layers == 0 || args.seq_len == 0 {
-        return Err(Error::argument("batch", "batch, heads, layers and seq-len are at least 1"));
+    let least = |values: &[usize]| values.iter().copied().min().unwrap_or(0);
+    let counts = [
+        ("batch", least(&args.batch)),
+        ("heads", least(&args.heads)),
+        ("layers", args.layers),
+        ("seq_len", args.seq_len),
+    ];
+    if let Some((arg, _)) = counts.iter().find(|(_, least)| *least == 0) {
+        return Err(Error::argument(arg, "0: at least 1"));
     }
+    args::seconds("time", args.time)?;
+    files::check_outputs(&[], &[("json", args.json.as_deref())])?;
     let (_, mla) = args.model.load()?;
     device::run(args.device, Gain { args, mla })
 }
@@ -195,7 +204,7 @@ impl<B: GraphBackend> StepData<B> {
         self.out.fill_bytes(backend, 0xff)?;
         let stream = Stream::new(backend)?;
         let mut workspace = Workspace::new(backend, 1)?;
-        workspace.reserve(0, &self.plan.decode.workspace_views())?;
+        workspace.reserve(0, &self.plan.decode().workspace_views())?;
         workspace.lock();
         let graph = match way {
             Way::FullGraph => Some(stream.capture(|| self.enqueue(&stream, &mut workspace, &self.caches))?),
@@ -221,9 +230,9 @@ impl<B: GraphBackend> StepData<B> {
             stream.synchronize()?;
         }
         let (mut steps, mut issues) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
-        let begin = Instant::now();
+        let (time, begin) = (args::seconds("time", args.time)?, Instant::now());
         let mut host_allocations = 0;
-        while begin.elapsed() < Duration::from_secs_f64(args.time) && steps.len() < 1 << 16 || steps.is_empty() {
+        while begin.elapsed() < time && steps.len() < 1 << 16 || steps.is_empty() {
             let (start, before) = (Instant::now(), alloc::allocations());
             enqueue()?;
             issues.push(start.elapsed().as_secs_f64() * 1e6);
@@ -237,8 +246,8 @@ impl<B: GraphBackend> StepData<B> {
             times[times.len() / 2]
         };
         Ok(Row {
-            batch: self.plan.decode.shape.batch,
-            heads: self.plan.decode.shape.num_heads,
+            batch: self.plan.decode().shape.batch,
+            heads: self.plan.decode().shape.num_heads,
             way,
             us: median(&mut steps),
             host_us: median(&mut issues),

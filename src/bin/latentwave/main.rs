@@ -69,7 +69,19 @@ enum Outcome {
     Interrupted,
 }
 
+/// Lets a closed pipe (`| head`) end the program quietly, as it ends others: Rust's runtime ignores the signal, and printing
+/// would panic.
+#[cfg(unix)]
+fn end_at_a_closed_pipe() {
+    // SAFETY: called once, before any other thread is there; the default action is always valid.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
+#[cfg(not(unix))]
+fn end_at_a_closed_pipe() {}
+
 fn main() -> ExitCode {
+    end_at_a_closed_pipe();
     let outcome = match Cli::parse().command {
         Command::Replay(args) => replay::run(&args),
         Command::Resolve(args) => resolve::run(&args),

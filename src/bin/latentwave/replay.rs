@@ -125,6 +125,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(path) = &args.report {
         report::check_path(path)?;
     }
+    crate::files::check_outputs(&[&args.trace], &[("json", args.json.as_deref()), ("report", args.report.as_deref())])?;
     let trace = trace::read(&args.trace)?;
     let (model, mla) = args.model.load()?;
     let layers = match args.layers.as_str() {

@@ -98,7 +98,7 @@ pub(crate) fn measure<B: GraphBackend>(
     let longest = longest.max(method.max_seq_len);
     let plan = decode.plan(point.batch, point.query_len, longest, method.policy)?;
     let mut workspace = Workspace::new(backend, 1)?;
-    workspace.reserve(0, &plan.decode.workspace_views())?;
+    workspace.reserve(0, &plan.decode().workspace_views())?;
     workspace.lock();
     let rows = point.batch * point.query_len;
     let mut out = Tensor::zeros(backend, [rows, mla.num_heads, mla.kv_lora_rank], method.q_dtype)?;
@@ -160,8 +160,8 @@ pub(crate) fn measure<B: GraphBackend>(
         error: inputs.error(backend, &mla, point, &out, method)?,
         launches,
         replays: times.len(),
-        num_kv_splits: plan.decode.num_kv_splits,
-        kernel: plan.kernels.split.to_string(),
+        num_kv_splits: plan.decode().num_kv_splits,
+        kernel: plan.kernels().split.to_string(),
     })
 }
 
