@@ -229,6 +229,7 @@ fn sizes_and_modes_that_cannot_be_are_refused<B: GraphBackend>(backend: &B) {
     refused(SessionConfig { max_num_seqs: 0, ..config(2, 0) }, "max_num_seqs");
     refused(SessionConfig { max_seq_len: 0, ..config(2, 0) }, "max_seq_len");
     refused(SessionConfig { num_pages: 0, ..config(2, 0) }, "num_pages");
+    refused(SessionConfig { max_num_batched_tokens: 7, ..config(2, 3) }, "max_num_batched_tokens");
     refused(SessionConfig { kv_scale: f32::NAN, ..config(2, 0) }, "kv_scale");
     refused(SessionConfig { kv_scale: 0.5, ..config(2, 0) }, "kv_scale");
     refused(SessionConfig { capture_sizes: Some(vec![]), ..config(2, 0) }, "sizes");

@@ -97,6 +97,11 @@ impl SessionConfig {
                 return Err(Error::argument(arg, format!("{count}: 1 to {} are possible", i32::MAX)));
             }
         }
+        if self.max_num_batched_tokens < self.max_decode_tokens() {
+            let (tokens, most) = (self.max_num_batched_tokens, self.max_decode_tokens());
+            let problem = format!("{tokens}: at least max_num_seqs * (1 + num_spec_tokens) = {most}, one full decode step");
+            return Err(Error::argument("max_num_batched_tokens", problem));
+        }
         if self.num_spec_tokens >= 1 << 10 {
             return Err(Error::argument("num_spec_tokens", format!("{}: at most 1023", self.num_spec_tokens)));
         }
