@@ -99,7 +99,8 @@ impl SessionConfig {
         }
         if self.max_num_batched_tokens < self.max_decode_tokens() {
             let (tokens, most) = (self.max_num_batched_tokens, self.max_decode_tokens());
-            let problem = format!("{tokens}: at least max_num_seqs * (1 + num_spec_tokens) = {most}, one full decode step");
+            let problem =
+                format!("{tokens}: at least max_num_seqs * (1 + num_spec_tokens) = {most}, one full decode step");
             return Err(Error::argument("max_num_batched_tokens", problem));
         }
         if self.num_spec_tokens >= 1 << 10 {
