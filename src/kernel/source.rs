@@ -4,6 +4,8 @@
 //! vendor's headers, the shared headers and the kernel's own file, one after the other; the variant's constants are `-D`
 //! options.
 
+use std::borrow::Cow;
+
 use sha2::{Digest, Sha256};
 
 use super::{Entry, Variant, select_sm90};
@@ -16,6 +18,20 @@ pub struct SourceFile {
     pub name: &'static str,
     /// Content.
     pub text: &'static str,
+}
+
+/// Names a folder laid out as this repository, whose kernel files are read at run time instead of the carried ones: for those
+/// who change kernels and do not want to build the library for each try. Their code has another hash, so nothing compiled
+/// from the carried text is used for it.
+const SOURCES_VARIABLE: &str = "LATENTWAVE_KERNEL_SOURCES";
+
+impl SourceFile {
+    /// The carried text, or the file's of the folder that [`SOURCES_VARIABLE`] names, where it can be read.
+    fn current_text(&self) -> Cow<'static, str> {
+        let replaced = std::env::var_os(SOURCES_VARIABLE)
+            .and_then(|root| std::fs::read_to_string(std::path::Path::new(&root).join(self.name)).ok());
+        replaced.map_or(Cow::Borrowed(self.text), Cow::Owned)
+    }
 }
 
 macro_rules! embed {
@@ -110,7 +126,7 @@ impl Source {
         let mut text = String::with_capacity(files().map(|file| file.text.len() + 64).sum());
         for file in files() {
             // A message then names the file and line that a reader can open.
-            text.push_str(&format!("#line 1 \"{}\"\n{}\n", file.name, file.text));
+            text.push_str(&format!("#line 1 \"{}\"\n{}\n", file.name, file.current_text()));
         }
         let options = dialect.options.iter().map(|&option| option.to_owned());
         let defines = defines(variant, wave).map(|(name, value)| format!("-D{name}={value}"));
