@@ -133,11 +133,15 @@ class Amd:
             "spills": most("private_segment_fixed_size") + most("vgpr_spill_count"),
             "static": most("group_segment_fixed_size"),
             "matrix": len(re.findall(r"v_mfma|v_wmma", listing)),
+            "notes": notes,
+            "listing": listing,
         }, done.stderr
 
 
 # Nested loops over registers must be unrolled whole.
 AMD_OPTIONS = ["-mllvm", "-pragma-unroll-threshold=1000000", "-Wno-pass-failed"]
+# A function call in a main loop would save and move registers.
+AMD_OPTIONS += ["-mllvm", "-amdgpu-early-inline-all=true", "-mllvm", "-amdgpu-function-calls=false"]
 
 
 def shared_limit(arch):

@@ -86,6 +86,14 @@ job_kernels() {
   python3 ci/kernels.py --all
 }
 
+job_isa() {
+  say "instruction counts of stage 1's main loops against ci/isa/budgets.toml"
+  if ! command -v clang++-22 >/dev/null || ! command -v ld.lld-22 >/dev/null; then
+    debian_install clang-22 lld-22 || true
+  fi
+  python3 ci/isa
+}
+
 job_hip() {
   say "hip_sys against AMD's headers, and against AMD's runtimes without a GPU"
   ci/hip_abi.sh

@@ -1,0 +1,166 @@
+"""Control flow of a disassembled kernel: basic blocks, the innermost loop with matrix instructions, and one steady turn of it.
+
+A loop holds rare paths (another sequence begins, the maximum is raised) beside the usual one. The usual one is taken to be the
+shortest way round that does a whole tile's work: multiplies as much as a tile needs and loads as many bytes. That the count of
+work is known from the variant makes the search independent of how a compiler lays out or unrolls the loop.
+"""
+
+import heapq
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    name: str
+    operands: str
+    target: int | None = None  # of a branch
+    falls_through: bool = True  # whether the next instruction may follow
+    skips_nothing: bool = False  # a branch taken only when no lane is active
+    work: int = 0  # multiply-adds of a matrix instruction, of all lanes
+    loaded: int = 0  # bytes that it loads from device memory, of all lanes
+
+
+@dataclass
+class Block:
+    instructions: list[Instruction]
+    next: list[int] = field(default_factory=list)  # addresses of the blocks that may follow
+
+    @property
+    def address(self):
+        return self.instructions[0].address
+
+    @property
+    def work(self):
+        return sum(i.work for i in self.instructions)
+
+    @property
+    def loaded(self):
+        return sum(i.loaded for i in self.instructions)
+
+
+# Code of up to so many instructions that is skipped only if no lane needs it is taken to run: guarded loads and stores.
+SHORT_SKIP = 8
+
+
+def blocks_of(instructions):
+    """Basic blocks by address."""
+    addresses = {i.address for i in instructions}
+    leaders = {instructions[0].address}
+    for here, after in zip(instructions, instructions[1:] + [None]):
+        if here.target is not None or not here.falls_through:
+            leaders |= {here.target} & addresses
+            if after:
+                leaders.add(after.address)
+    blocks = {}
+    for instruction in instructions:
+        if instruction.address in leaders:
+            block = blocks[instruction.address] = Block([])
+        block.instructions.append(instruction)
+    order = list(blocks.values())
+    place = {instruction.address: n for n, instruction in enumerate(instructions)}
+    for block, after in zip(order, order[1:] + [None]):
+        last = block.instructions[-1]
+        if last.falls_through and after:
+            block.next.append(after.address)
+        if last.target in blocks and last.target not in block.next:
+            skipped = place[last.target] - place[last.address] - 1
+            if not (last.skips_nothing and 0 < skipped <= SHORT_SKIP):
+                block.next.append(last.target)
+    return blocks
+
+
+def dominators(blocks, entry):
+    """The blocks that every way from the entry to a block goes through, for each reachable block."""
+    order, seen = [], set()
+    stack = [(entry, iter(blocks[entry].next))]
+    seen.add(entry)
+    while stack:
+        at, following = stack[-1]
+        step = next((b for b in following if b not in seen), None)
+        if step is None:
+            order.append(at)
+            stack.pop()
+        else:
+            seen.add(step)
+            stack.append((step, iter(blocks[step].next)))
+    order.reverse()
+    before = {at: [] for at in order}
+    for at in order:
+        for to in blocks[at].next:
+            before[to].append(at)
+    over = {at: None for at in order}
+    over[entry] = {entry}
+    changed = True
+    while changed:
+        changed = False
+        for at in order:
+            known = [over[b] for b in before[at] if over[b] is not None]
+            if at == entry or not known:
+                continue
+            new = set.intersection(*known) | {at}
+            if new != over[at]:
+                over[at], changed = new, True
+    return over, before
+
+
+def loops_of(blocks):
+    """Natural loops, smallest first: pairs of a header's address and the addresses of the loop's blocks."""
+    entry = next(iter(blocks))
+    over, before = dominators(blocks, entry)
+    loops = {}
+    for at in over:
+        for header in blocks[at].next:
+            if header in over[at]:
+                body, work = {header, at}, [at]
+                while work:
+                    here = work.pop()
+                    if here == header:
+                        continue
+                    for b in before[here]:
+                        if b not in body:
+                            body.add(b)
+                            work.append(b)
+                loops.setdefault(header, set()).update(body)
+    return sorted(loops.items(), key=lambda item: len(item[1]))
+
+
+def main_loops(blocks):
+    """The innermost loops that hold matrix instructions."""
+    found = []
+    for header, body in loops_of(blocks):
+        if any(blocks[b].work for b in body) and not any(inner < body for _, inner in found):
+            found.append((header, body))
+    return found
+
+
+def steady_turn(blocks, header, body, work, loaded):
+    """The instructions of the shortest way from the header round to it that does at least this work and loads this much; None
+    if no single turn does."""
+    start = (header, 0, 0)
+    best = {start: 0}
+    came = {}
+    queue = [(0, start)]
+    while queue:
+        cost, state = heapq.heappop(queue)
+        if cost > best[state]:
+            continue
+        at, done, got = state
+        block = blocks[at]
+        done, got = min(work, done + block.work), min(loaded, got + block.loaded)
+        cost += len(block.instructions)
+        for to in block.next:
+            if to == header:
+                if done >= work and got >= loaded:
+                    turn = [at]
+                    while state in came:
+                        state = came[state]
+                        turn.append(state[0])
+                    return [i for address in reversed(turn) for i in blocks[address].instructions]
+            elif to in body:
+                following = (to, done, got)
+                if cost < best.get(following, cost + 1):
+                    best[following] = cost
+                    came[following] = state
+                    heapq.heappush(queue, (cost, following))
+    return None
