@@ -19,6 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 import amd
 import flow
 import kernels
+from conditions import Conditions
 
 TOKENS = 64  # what counts are given for
 
@@ -42,7 +43,7 @@ def main_loop(instructions, variant):
     blocks = flow.blocks_of(instructions)
     loops = flow.main_loops(blocks)
     for header, body in loops:
-        turn = flow.steady_turn(blocks, header, body, work, loaded)
+        turn = flow.steady_turn(blocks, header, body, work, loaded, Conditions(blocks, header, body))
         if turn:
             tiles = max(1, round(sum(i.work for i in turn) / work))
             return turn, tiles * constants["TILE_TOKENS"], constants["TILE_TOKENS"] * width * element * tiles

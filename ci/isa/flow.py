@@ -39,10 +39,6 @@ class Block:
         return sum(i.loaded for i in self.instructions)
 
 
-# Code of up to so many instructions that is skipped only if no lane needs it is taken to run: guarded loads and stores.
-SHORT_SKIP = 8
-
-
 def blocks_of(instructions):
     """Basic blocks by address."""
     addresses = {i.address for i in instructions}
@@ -58,15 +54,15 @@ def blocks_of(instructions):
             block = blocks[instruction.address] = Block([])
         block.instructions.append(instruction)
     order = list(blocks.values())
-    place = {instruction.address: n for n, instruction in enumerate(instructions)}
     for block, after in zip(order, order[1:] + [None]):
         last = block.instructions[-1]
         if last.falls_through and after:
             block.next.append(after.address)
+        # Code that is skipped only if no lane needs it is taken to run.
+        if last.skips_nothing and after and after.address != last.target:
+            continue
         if last.target in blocks and last.target not in block.next:
-            skipped = place[last.target] - place[last.address] - 1
-            if not (last.skips_nothing and 0 < skipped <= SHORT_SKIP):
-                block.next.append(last.target)
+            block.next.append(last.target)
     return blocks
 
 
@@ -134,33 +130,44 @@ def main_loops(blocks):
     return found
 
 
-def steady_turn(blocks, header, body, work, loaded):
-    """The instructions of the shortest way from the header round to it that does at least this work and loads this much; None
-    if no single turn does."""
-    start = (header, 0, 0)
-    best = {start: 0}
-    came = {}
-    queue = [(0, start)]
+class AllWays:
+    """Knows nothing of what decides a branch: every way may be gone."""
+
+    start = ()
+
+    def after(self, block, known):
+        return [(to, known) for to in block.next]
+
+    def closes(self, known):
+        return True
+
+
+def steady_turn(blocks, header, body, work, loaded, conditions=AllWays()):
+    """The instructions of the shortest way from the header round to it that does at least this work and loads this much, and
+    that `conditions` allow; None if no single turn does."""
+    start = (header, 0, 0, conditions.start)
+    best, came = {start: 0}, {}
+    queue, pushed = [(0, 0, start)], 0
     while queue:
-        cost, state = heapq.heappop(queue)
+        cost, _, state = heapq.heappop(queue)
         if cost > best[state]:
             continue
-        at, done, got = state
+        at, done, got, known = state
         block = blocks[at]
         done, got = min(work, done + block.work), min(loaded, got + block.loaded)
         cost += len(block.instructions)
-        for to in block.next:
+        for to, learnt in conditions.after(block, known):
             if to == header:
-                if done >= work and got >= loaded:
+                if done >= work and got >= loaded and conditions.closes(learnt):
                     turn = [at]
                     while state in came:
                         state = came[state]
                         turn.append(state[0])
                     return [i for address in reversed(turn) for i in blocks[address].instructions]
             elif to in body:
-                following = (to, done, got)
+                following = (to, done, got, learnt)
                 if cost < best.get(following, cost + 1):
-                    best[following] = cost
-                    came[following] = state
-                    heapq.heappush(queue, (cost, following))
+                    best[following], came[following] = cost, state
+                    pushed += 1
+                    heapq.heappush(queue, (cost, pushed, following))
     return None
