@@ -2,6 +2,7 @@
 //! device seen. `tests/gpu` holds what both vendors are tested for.
 #![cfg(feature = "cuda")]
 
+mod compile;
 #[path = "../gpu/graphs.rs"]
 mod graphs;
 #[path = "../gpu/kernels.rs"]

@@ -1,9 +1,10 @@
 //! AMD GPUs. The HIP runtime and hipRTC are opened at run time, so a build needs no ROCm and a machine without it gets an error.
 //!
 //! `probe -> prepare -> launch -> capture -> replay`: `driver.rs` opens the library, `device.rs` holds the calls under memory
-//! and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `hiprtc.rs` compiles. Memory and streams
+//! and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `hiprtc.rs` compiles (`clang.rs` ahead of time). Memory and streams
 //! themselves are in `backend/gpu/`, for all vendors.
 
+mod clang;
 mod device;
 mod driver;
 mod graph;
@@ -24,7 +25,7 @@ use device::{Device, StreamHandle};
 use driver::typed;
 
 pub use graph::RocmGraph;
-pub(crate) use hiprtc::hiprtc;
+pub(crate) use hiprtc::{ahead, hiprtc};
 pub use module::RocmKernel;
 
 /// An AMD GPU. Cloning is cheap and refers to the same device, its memory and its kernels.
