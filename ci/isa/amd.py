@@ -1,10 +1,11 @@
-"""AMD's code objects: what a kernel takes, what one steady turn of its main loop executes, and how long that should take."""
+"""AMD's code objects: what a kernel takes, and what one steady turn of its main loop executes."""
 
 import re
 from collections import Counter
-from dataclasses import dataclass
 
 import flow
+import model
+from conditions import Conditions
 
 BRANCH = re.compile(r"s_cbranch_|s_branch")
 # A line of llvm-objdump: name, operands, address, encoding and, of a branch, its target.
@@ -15,27 +16,6 @@ WORDS = {"b8": 1, "u8": 1, "i8": 1, "b16": 2, "u16": 2, "i16": 2, "b32": 4, "b64
 MEMORY_WORDS = {"ubyte": 1, "sbyte": 1, "byte": 1, "ushort": 2, "sshort": 2, "short": 2, "dword": 4, "dwordx2": 8, "dwordx3": 12, "dwordx4": 16}
 # Vector instructions that take four times as long as others.
 SLOW = re.compile(r"v_(exp|log|rcp|rsq|sqrt|sin|cos)_|v_mul_(lo|hi)_[ui]32|v_mad_[ui]64|v_\w+_f64")
-
-
-@dataclass(frozen=True)
-class Chip:
-    """What the model assumes of an architecture."""
-
-    mfma_16bit: int  # multiply-adds of a SIMD per clock, at the shapes of most throughput
-    memory: float  # bytes of device memory per clock of a compute unit
-    simds: int = 4
-    lds: int = 128  # bytes per clock
-    valu: int = 4  # clocks of a vector instruction of 64 lanes
-    barrier: int = 100  # clocks
-
-CHIPS = {
-    # 1307 TFLOPS over 304 units at 2.1 GHz; 4.3 TB/s.
-    "gfx942": Chip(mfma_16bit=256, memory=6.7),
-    # 2.3 PFLOPS over 256 units at 2.4 GHz; 6.0 TB/s, a little over what AITER reaches.
-    "gfx950": Chip(mfma_16bit=512, memory=9.8),
-    # 383 TFLOPS over 220 units at 1.7 GHz; 3.2 TB/s peak, the same share of it as gfx942.
-    "gfx90a": Chip(mfma_16bit=128, memory=7.0),
-}
 
 
 def lanes(arch):
@@ -69,7 +49,7 @@ def parse(listing, kernel, arch):
                 address=int(address, 16),
                 name=name,
                 operands=operands,
-                target=base + int(target or "0", 16) if BRANCH.match(name) else None,
+                targets=(base + int(target or "0", 16),) if BRANCH.match(name) else (),
                 falls_through=name not in ("s_branch", "s_endpgm", "s_setpc_b64"),
                 skips_nothing=name == "s_cbranch_execz",
                 work=matrix_work(name),
@@ -80,11 +60,9 @@ def parse(listing, kernel, arch):
 
 
 def matrix_clocks(instruction, arch):
-    """Clocks of a SIMD: 8-bit elements, and on gfx950 deep shapes, go twice as fast."""
-    chip = CHIPS[arch]
-    rate = chip.mfma_16bit
-    shallow = re.search(r"_(16x16x16|32x32x8)_?", instruction.name)
-    if arch == "gfx950" and shallow:
+    """Clocks of a SIMD: 8-bit elements, and on gfx950 the deep shapes, go twice as fast as others."""
+    rate = model.CHIPS[arch].matrix
+    if arch == "gfx950" and re.search(r"_(16x16x16|32x32x8)_?", instruction.name):
         rate //= 2
     if arch == "gfx942" and re.search(r"fp8|bf8|i8", instruction.name):
         rate *= 2
@@ -144,37 +122,17 @@ def counts(turn, arch):
         elif re.match(r"(global|buffer|flat)_(load|store|atomic)", name):
             kinds["global"] += 1
             kinds["loaded"] += instruction.loaded
-        elif name.startswith("scratch_"):
-            kinds["scratch"] += 1
+        elif name == "s_swappc_b64":
+            kinds["calls"] += 1
         elif name.startswith("s_wait"):
             kinds["waits"] += 1
-        elif name.startswith(("s_barrier_wait", "s_barrier")) and name != "s_barrier_signal":
+        elif name in ("s_barrier", "s_barrier_wait"):
             kinds["barriers"] += 1
-        elif name.startswith("s_load") or name.startswith("s_buffer_load"):
-            kinds["scalar_loads"] += 1
         else:
             kinds["salu"] += 1
         kinds["instructions"] += 1
     kinds["rescales"] = rescales(turn)
     return kinds
-
-
-def model(turn, arch, waves, tile_bytes):
-    """Clocks of a compute unit for one turn of a block: t = max(MFMA, VALU, LDS, memory) + barriers."""
-    chip = CHIPS[arch]
-    kinds = counts(turn, arch)
-    per_simd = waves / chip.simds
-    clocks = {
-        "mfma": per_simd * sum(matrix_clocks(i, arch) for i in turn if i.work),
-        "valu": per_simd * chip.valu * (kinds["valu"] + 3 * kinds["slow"]),
-        "lds": waves * kinds["lds_bytes"] / chip.lds,
-        "memory": tile_bytes / chip.memory,
-        "barriers": chip.barrier * kinds["barriers"],
-    }
-    clocks["total"] = max(clocks[part] for part in ("mfma", "valu", "lds", "memory")) + clocks["barriers"]
-    # One wave issues one instruction in four clocks, of whatever kind.
-    clocks["issue"] = per_simd * 4 * kinds["instructions"]
-    return clocks
 
 
 def resources(notes):
@@ -184,18 +142,61 @@ def resources(notes):
         "vgpr": of("vgpr_count"),
         "agpr": of("agpr_count"),
         "sgpr": of("sgpr_count"),
-        "scratch": of("private_segment_fixed_size") + of("vgpr_spill_count"),
         "sgpr_spills": of("sgpr_spill_count"),
-        "static_lds": of("group_segment_fixed_size"),
     }
 
 
-def occupancy(vgpr, lds, waves, arch):
-    """Waves of a SIMD that fit, and blocks of a compute unit (of a work-group processor on RDNA)."""
+def waves_of_simd(vgpr, lds, waves, arch):
+    """Waves that a SIMD holds of blocks of `waves` waves; RDNA's blocks share a work-group processor of two units."""
     if arch.startswith("gfx9"):
         registers, granule, most, simds, shared = 512, 8, 8, 4, 160 << 10 if arch == "gfx950" else 64 << 10
     else:
         registers, granule, most, simds, shared = 1536, 24, 16, 4, 128 << 10
     by_registers = min(most, registers // max(granule, -(-vgpr // granule) * granule))
     blocks = min(shared // lds if lds else most, by_registers * simds // waves)
-    return blocks * waves / simds, blocks
+    return blocks * waves / simds
+
+
+HEADING = (
+    f"{'':60} {'registers':>16} {'':10} {'waves':>6} | {'instructions of a wave per 64 tokens':^62} |{'clocks of a compute unit per 64 tokens':^46}\n"
+    f"{'arch':8} {'variant':51} {'v':>4} {'a':>3} {'s':>4} {'spilt':>5} {'LDS':>8} {'a SIMD':>6} | {'matrix':>6} {'valu':>6} {'acc':>4} {'resc':>4} "
+    f"{'lds':>5} {'global':>6} {'salu':>5} {'waits':>5} {'barr':>4} {'all':>6} |"
+    f" {'mfma':>6} {'valu':>6} {'lds':>6} {'memory':>6} {'barr':>5} {'t':>6} {'issue':>6}"
+)
+COUNTS = {"matrix": 6, "valu": 6, "accvgpr": 4, "rescales": 4, "lds": 5, "global": 6, "salu": 5, "waits": 5, "barriers": 4, "instructions": 6}
+CLOCKS = {"mfma": 6, "valu": 6, "lds": 6, "memory": 6, "barriers": 5, "total": 6, "issue": 6}
+
+
+def budget_of(variant, budgets):
+    fits = lambda row: (
+        variant["arch"] in row["arches"] and variant["block_rows"] in row["rows"] and variant["kv_bytes"] * 8 in row["kv_bits"]
+    )
+    return next(filter(fits, budgets), {})
+
+
+def look(variant, code, budgets):
+    """A line of the table, what is wrong with the variant, and the turn."""
+    arch = variant["arch"]
+    waves = variant["threads"] // lanes(arch)
+    turn, tiles = flow.tile_turn(parse(code.listing, variant["symbol"], arch), variant, waves, Conditions)
+    scale = 64 / (tiles * variant["tile_tokens"])
+    once = counts(turn, arch)
+    per_64 = Counter({kind: count * scale for kind, count in once.items()})
+    per_64["mfma"] = per_64["matrix_work"] / 4096 * waves / 4 / (variant["block_rows"] / 16)
+
+    takes = resources(code.notes)
+    lds = variant["shared_bytes"] + code.static
+    occupancy = waves_of_simd(takes["vgpr"], lds, waves, arch)
+    cells = f"{takes['vgpr']:4} {takes['agpr']:3} {takes['sgpr']:4} {takes['sgpr_spills']:5} {lds:8} {occupancy:6.1f} |"
+    cells += "".join(f" {flow.rounded(per_64[kind]):>{width}}" for kind, width in COUNTS.items()) + " |"
+    problems = [f"{code.spills} bytes of scratch"] if code.spills else []
+    if per_64["calls"]:
+        problems.append("a call in the main loop")
+    if chip := model.CHIPS.get(arch):
+        budget = budget_of(variant, budgets)
+        sharing = max(1, budget.get("group_rows", 0) // variant["block_rows"])
+        of = model.clocks(chip, waves, once, sum(matrix_clocks(i, arch) for i in turn if i.work), flow.tile_bytes(variant) * tiles, sharing)
+        of = {part: clock * scale for part, clock in of.items()}
+        cells += "".join(f" {flow.rounded(of[part]):>{width}}" for part, width in CLOCKS.items())
+        problems += model.over_budget(budget, per_64, of)
+    return cells, problems, turn

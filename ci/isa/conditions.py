@@ -67,7 +67,7 @@ def transfers(instruction):
         moved = [(to, None)]
         if name.startswith(("v_mad_u64", "v_mad_i64", "v_add_co", "v_sub_co", "v_addc", "v_div_scale")) and len(operands) > 1:
             moved.append((operands[1], None))
-        if "saveexec" in name or instruction.target is not None:
+        if "saveexec" in name or instruction.targets:
             moved = [(to, None)] if "saveexec" in name else []
         if name.startswith("s_bitcmp"):
             moved = []
@@ -146,7 +146,7 @@ class Conditions:
         test = self.tested(last)
         if test and test[0] in registers and len(ways) == 2:
             value, (_, when) = registers[test[0]], test
-            taken = lambda to: to == last.target
+            taken = lambda to: to in last.targets
             if not isinstance(value, bool) and value[0] in truths:
                 value = truths[value[0]] == value[1]
             if isinstance(value, bool):

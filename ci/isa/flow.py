@@ -14,7 +14,7 @@ class Instruction:
     address: int
     name: str
     operands: str
-    target: int | None = None  # of a branch
+    targets: tuple[int, ...] = ()  # of a branch
     falls_through: bool = True  # whether the next instruction may follow
     skips_nothing: bool = False  # a branch taken only when no lane is active
     work: int = 0  # multiply-adds of a matrix instruction, of all lanes
@@ -44,8 +44,8 @@ def blocks_of(instructions):
     addresses = {i.address for i in instructions}
     leaders = {instructions[0].address}
     for here, after in zip(instructions, instructions[1:] + [None]):
-        if here.target is not None or not here.falls_through:
-            leaders |= {here.target} & addresses
+        if here.targets or not here.falls_through:
+            leaders |= set(here.targets) & addresses
             if after:
                 leaders.add(after.address)
     blocks = {}
@@ -59,10 +59,8 @@ def blocks_of(instructions):
         if last.falls_through and after:
             block.next.append(after.address)
         # Code that is skipped only if no lane needs it is taken to run.
-        if last.skips_nothing and after and after.address != last.target:
-            continue
-        if last.target in blocks and last.target not in block.next:
-            block.next.append(last.target)
+        if not (last.skips_nothing and block.next):
+            block.next += [target for target in last.targets if target in blocks and target not in block.next]
     return blocks
 
 
@@ -171,3 +169,29 @@ def steady_turn(blocks, header, body, work, loaded, conditions=AllWays()):
                     pushed += 1
                     heapq.heappush(queue, (cost, pushed, following))
     return None
+
+
+class NoTurn(Exception):
+    """Why a kernel's main loop cannot be counted."""
+
+
+def tile_bytes(variant):
+    """Bytes of a tile of the cache."""
+    return variant["tile_tokens"] * (variant["kv_lora_rank"] + variant["rope_dim"]) * variant["kv_bytes"]
+
+
+def tile_turn(instructions, variant, waves, conditions):
+    """One steady turn of a wave through the main loop of stage 1, and the tiles that it handles."""
+    columns = variant["kv_lora_rank"] * 2 + variant["rope_dim"]
+    work = variant["block_rows"] * variant["tile_tokens"] * columns // waves
+    blocks = blocks_of(instructions)
+    loops = main_loops(blocks)
+    for header, body in loops:
+        turn = steady_turn(blocks, header, body, work, tile_bytes(variant) // waves, conditions(blocks, header, body))
+        if turn:
+            return turn, max(1, round(sum(i.work for i in turn) / work))
+    raise NoTurn(f"none of {len(loops)} loops with matrix instructions does a whole tile's work in a turn")
+
+
+def rounded(number):
+    return f"{number:.1f}" if number < 10 and number != int(number) else f"{number:.0f}"

@@ -141,11 +141,18 @@ pub fn precompile(
     Ok(path)
 }
 
+/// What that vendor's compiler is given for one kernel.
+///
+/// # Errors
+/// [`Error::Argument`] for an architecture of no backend in this build.
+pub fn source_of(arch: &str, variant: &Variant) -> Result<Source> {
+    Ok(Source::new(require_backend(arch)?.dialect, variant, wave_of(arch)))
+}
+
 /// Compiles one kernel for `arch` with that vendor's run-time compiler. Needs no GPU.
 ///
 /// # Errors
 /// As [`precompile`].
 pub fn compile(arch: &str, variant: &Variant) -> Result<Compiled> {
-    let backend = require_backend(arch)?;
-    (backend.compiler)()?.compile(&Source::new(backend.dialect, variant, wave_of(arch)), arch)
+    (require_backend(arch)?.compiler)()?.compile(&source_of(arch, variant)?, arch)
 }
