@@ -14,12 +14,6 @@ import sys
 import compilers
 
 
-def shared_limit(arch):
-    if compilers.is_amd(arch):
-        return 160 << 10 if arch == "gfx950" else 64 << 10
-    return {"sm_80": 163, "sm_86": 99, "sm_89": 99, "sm_120a": 99}.get(arch, 227) << 10
-
-
 def look(variant, code):
     """What a variant takes, and what is wrong with it."""
     shared = variant["shared_bytes"] + code.static
@@ -29,7 +23,7 @@ def look(variant, code):
         problems.append(f"{code.spills} bytes of spills or scratch")
     if variant["symbol"] == "mla_decode_split" and not matrix:
         problems.append("no matrix instructions")
-    if shared > shared_limit(variant["arch"]):
+    if shared > variant["shared_limit"]:
         problems.append(f"{shared} bytes of shared memory")
     return f"registers {code.registers:3} spills {code.spills:3} shared {shared:6} matrix {matrix:3}", problems
 

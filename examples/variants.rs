@@ -1,6 +1,8 @@
 //! Prints the kernel variants that the selection table can give, as JSON, for `ci/compilers.py`: `variants [ARCH...]`. With the
 //! features `cuda` and `rocm` their sources too: `text` is an index into `texts`.
 
+use latentwave::DeviceInfo;
+use latentwave::backend::DecodeShape;
 use latentwave::kernel::{Entry, Variant, select};
 use serde_json::{Value, json};
 
@@ -18,6 +20,34 @@ fn source(arch: &str, variant: &Variant) -> Option<(String, Vec<String>)> {
     latentwave::kernel::source_of(arch, variant).ok().map(|source| (source.text, source.options))
 }
 
+/// Query rows of a group, of 16 to 128, for which the table chooses this variant of stage 1 in a large batch.
+fn rows_served(arch: &str, variant: &Variant) -> Vec<usize> {
+    let device = DeviceInfo {
+        backend: "",
+        name: String::new(),
+        arch: arch.to_owned(),
+        index: 0,
+        num_compute_units: 128,
+        wave_size: 0,
+        shared_bytes_per_block: select::shared_limit(arch),
+        memory_bytes: 0,
+        driver_version: String::new(),
+    };
+    let shape = |num_heads| DecodeShape {
+        q_dtype: variant.q_dtype,
+        kv_dtype: variant.kv_dtype,
+        num_heads,
+        query_len: 1,
+        kv_lora_rank: variant.kv_lora_rank as usize,
+        rope_dim: variant.rope_dim as usize,
+        page_size: 64,
+        batch: 128,
+        max_seq_len: 4096,
+    };
+    let chosen = |rows| select::decode_kernels(&shape(rows), &device).is_ok_and(|kernels| kernels.split == *variant);
+    [16, 32, 64, 128].into_iter().filter(|&rows| chosen(rows)).collect()
+}
+
 fn describe(arch: &str, variant: &Variant, common: bool, texts: &mut Vec<String>) -> Value {
     let split = variant.entry == Entry::DecodeSplit;
     let (text, options) = source(arch, variant).unzip();
@@ -33,6 +63,8 @@ fn describe(arch: &str, variant: &Variant, common: bool, texts: &mut Vec<String>
         "symbol": variant.entry.symbol(),
         "common": common,
         "shared_bytes": if split { select::split_shared_bytes(variant, arch) } else { 0 },
+        "shared_limit": select::shared_limit(arch),
+        "rows": if split { rows_served(arch, variant) } else { Vec::new() },
         "kv_bytes": variant.kv_dtype.size(),
         "kv_lora_rank": variant.kv_lora_rank,
         "rope_dim": variant.rope_dim,

@@ -46,7 +46,8 @@ def main():
                 print("", model.__doc__, *model.calibration(), "", sep="\n")
             print((amd if vendor else nvidia).HEADING, flush=True)
         cells, problems, turn = result or ("", [error], [])
-        print(f"{variant['arch']:8} {variant['name'].removeprefix('mla_decode_split_'):51} {cells}", flush=True)
+        rows = ",".join(str(rows) for rows in variant["rows"])
+        print(f"{variant['arch']:8} {variant['name'].removeprefix('mla_decode_split_'):51} {rows:>9} {cells}", flush=True)
         for problem in problems:
             print(f"    FAILED: {problem}")
         failures += bool(problems)

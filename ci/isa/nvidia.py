@@ -66,8 +66,8 @@ KINDS = {
     "branches": r"BRA|BSYNC|BSSY|WARPSYNC",
 }
 HEADING = (
-    f"{'':60} {'':9} {'':6} {'':5} | instructions of a warp: per 64 tokens, or (*) of the whole loop, rare paths included\n"
-    f"{'arch':8} {'variant':51} {'registers':>9} {'shared':>6} {'spilt':>5} |" + "".join(f" {kind:>8}" for kind in [*KINDS, "other", "all"])
+    f"{'':70} {'':9} {'':6} {'':5} | instructions of a warp: per 64 tokens, or (*) of the whole loop, rare paths included\n"
+    f"{'arch':8} {'variant':51} {'serves':>9} {'registers':>9} {'shared':>6} {'spilt':>5} |" + "".join(f" {kind:>8}" for kind in [*KINDS, "other", "all"])
 )
 
 
@@ -108,4 +108,4 @@ def look(variant, code):
     for shown, scale, mark in rows:
         of = counts(shown)
         text.append("".join(f" {flow.rounded(of[kind] * scale) + mark:>8}" for kind in [*KINDS, "other", "all"]))
-    return takes + f"\n{'':60} {'':9} {'':6} {'':5} |".join(text), problems, turn
+    return takes + f"\n{'':70} {'':9} {'':6} {'':5} |".join(text), problems, turn
