@@ -39,10 +39,43 @@ job_docs() {
 job_docsrs() {
   say "documentation as docs.rs builds it"
   has_nightly || return 0
-  # What docs.rs is told stands in Cargo.toml; badges of features need a nightly compiler.
-  local features
-  features=$(sed -n '/^\[package.metadata.docs.rs\]/,/^$/s/^features = \[\(.*\)\]/\1/p' Cargo.toml | tr -d '" ')
-  RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo +nightly doc --no-deps --features "$features" --quiet
+  # Badges of features need a nightly compiler.
+  RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo +nightly doc --no-deps --features "$(docsrs_features)" --quiet
+}
+
+# The features that Cargo.toml tells docs.rs of: all that are public interface.
+docsrs_features() {
+  sed -n '/^\[package.metadata.docs.rs\]/,/^$/s/^features = \[\(.*\)\]/\1/p' Cargo.toml | tr -d '" '
+}
+
+job_api() {
+  say "the public interface against ci/api"
+  has_nightly || return 0
+  cargo_tool cargo-public-api || return 0
+  local changed=0 package features
+  for package in latentwave latentwave-hip-sys; do
+    features=""
+    [ $package = latentwave ] && features=$(docsrs_features)
+    mkdir -p target/api
+    CARGO_TARGET_DIR=target/api cargo +nightly public-api -sss --package $package --features "$features" >target/api/$package.txt
+    [ -z "${LATENTWAVE_WRITE:-}" ] || cp target/api/$package.txt ci/api/
+    diff -u ci/api/$package.txt target/api/$package.txt || changed=1
+  done
+  [ $changed = 0 ] || echo "meant so? LATENTWAVE_WRITE=1 ci/run.sh api, and a line in CHANGELOG.md"
+  return $changed
+}
+
+job_fuzz() {
+  local seconds=${FUZZ_SECONDS:-60} target
+  say "each fuzz target for $seconds seconds, from its corpus"
+  has_nightly || return 0
+  cargo_tool cargo-fuzz || return 0
+  for target in $(cargo +nightly fuzz list); do
+    # What is found new goes to the first folder.
+    mkdir -p "target/fuzz/$target"
+    cargo +nightly fuzz run "$target" "target/fuzz/$target" "fuzz/corpus/$target" -- \
+      -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1
+  done
 }
 
 job_unit() {
@@ -89,6 +122,11 @@ has_nightly() {
   done
 }
 
+# Installs a tool of cargo's where it is missing; says why not otherwise.
+cargo_tool() {
+  command -v "$1" >/dev/null || cargo install --locked --quiet "$1" || { echo "not run: $1 cannot be installed here"; return 1; }
+}
+
 # Installs Debian packages where that can be done without asking; says why not otherwise.
 debian_install() {
   if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
@@ -120,9 +158,7 @@ job_rocm() {
 
 job_deny() {
   say "cargo-deny: bans, licences, sources"
-  if ! command -v cargo-deny >/dev/null; then
-    cargo install --locked --quiet cargo-deny || { echo "not run: cargo-deny cannot be installed here"; return 0; }
-  fi
+  cargo_tool cargo-deny || return 0
   # Advisories need a database that is fetched from elsewhere; they are a matter for a machine with open network.
   cargo deny check bans licenses sources
 }
