@@ -20,6 +20,7 @@ readme_commands() {
 job_format() {
   say "format"
   cargo fmt --all --check
+  cargo fmt --manifest-path fuzz/Cargo.toml --check
 }
 
 job_lint() {
