@@ -20,6 +20,10 @@ pub mod host;
 #[cfg(feature = "rocm")]
 pub mod rocm;
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "cuda", feature = "rocm"))))]
+pub use gpu::{Gpu, GpuBuffer, GpuGraph, GpuKernel, GpuStream};
+
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
 use crate::kernel::{Launch, Params, Variant};
