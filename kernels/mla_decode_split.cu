@@ -257,6 +257,7 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
+    if (part.empty()) return;  // one past the last sequence has no row in the block table
     // The first pages are looked up while the length is on its way; most often they are the right ones.
     Cursor at = {part.seq, part.token, 0};
     Loader loader;

@@ -47,6 +47,8 @@ static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;
+
+    DEVICE bool empty() const { return seq == end_seq && token >= end_token; }
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {
