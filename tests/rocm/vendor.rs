@@ -16,7 +16,7 @@ pub(crate) const REFUSED_LAUNCH: &[i32] = &[1, 9, 701];
 pub(crate) const MAY_SURVIVE: bool = true;
 
 /// A call that breaks a capture: its name, the call, and a word of the error that follows.
-type Breaker<'a> = (&'a str, Box<dyn Fn() -> i32 + 'a>, &'a str);
+type Breaker<'a> = (&'static str, Box<dyn Fn() -> i32 + 'a>, &'static str);
 
 pub(crate) fn breakers<'a>(raw: &'a Raw, stream: &'a RocmStream) -> [Breaker<'a>; 4] {
     let handle = stream.handle() as hipStream_t;

@@ -108,6 +108,8 @@ pub(super) struct Problem {
     pub(super) graph: bool,
     /// Whether the LSE is asked for.
     pub(super) lse: bool,
+    /// Without the kernels that are made for one architecture alone.
+    pub(super) portable: bool,
     /// Latent and rope parts in two tensors.
     pub(super) split_cache: bool,
     pub(super) rounds: Vec<Round>,
@@ -219,6 +221,7 @@ impl Problem {
             planned,
             graph: rng.below(2) == 0,
             lse: rng.below(4) > 0,
+            portable: rng.below(3) == 0,
             split_cache: rng.below(3) == 0,
             rounds,
             num_pages,
@@ -335,8 +338,9 @@ impl fmt::Display for Problem {
             f,
             "{batch} sequences of {query_len} query tokens (causal {causal}), {num_heads} heads of {kv_lora_rank} + {qk_rope_head_dim}, \
              pages of {page_size}, {q_dtype} over {kv_dtype} x {kv_scale}, scale {sm_scale}, soft cap {softcap}, {policy:?} planned for \
-             {}, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
+             {}, portable {}, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
             self.planned,
+            self.portable,
             self.lse,
             self.q_block.shape,
             self.q_block.whole,
