@@ -27,7 +27,12 @@ pub(super) const FEW_TOKENS: usize = 8192;
 /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
 const REDUCE_BLOCKS: usize = 768;
 const REDUCE_THREADS: u32 = 256;
-const REDUCE_COLUMNS: u32 = 128;
+/// Columns of a block of stage 2 that merges one row; from [`REDUCE_ROWS_FROM`] on it may merge several.
+const REDUCE_COLUMNS: [u32; 4] = [64, 128, 256, 512];
+const REDUCE_ROWS_FROM: u32 = 256;
+const REDUCE_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
+/// Columns of a block times splits: what its threads load in one round.
+const REDUCE_ROUND: usize = 8192;
 const PLAN_THREADS: u32 = 256;
 
 /// A form of stage 1.
@@ -38,19 +43,30 @@ struct Form {
     /// Stages wanted of a 16-bit cache; down to [`MIN_STAGES`] will do.
     stages: u32,
     threads: u32,
+    /// [`Variant::form`].
+    form: u32,
 }
 
 const fn form(block_rows: u32, tile_tokens: u32, stages: u32, threads: u32) -> Form {
-    Form { block_rows, tile_tokens, stages, threads }
+    Form { block_rows, tile_tokens, stages, threads, form: 0 }
 }
 
 /// Two tiles are in use while another loads; tiles of a quantised cache are loaded beside those in use.
 const MIN_STAGES: u32 = 3;
 const MIN_STAGES_FP8: u32 = 2;
 
-/// NVIDIA, `sm_80` and later: the first needs 227 KB of shared memory, the last 99 KB.
-const CUDA_FORMS: [Form; 5] =
-    [form(64, 32, 3, 256), form(32, 32, 4, 256), form(16, 32, 5, 256), form(16, 32, 3, 128), form(16, 16, 4, 128)];
+/// `kernels/mla_decode_split_turns.cu`: two halves of a block take turns at softmax and products. For 16-bit caches.
+pub(super) const TURNS_FORM: u32 = 4;
+
+/// NVIDIA, `sm_80` and later: the first two need 227 KB of shared memory, the last 99 KB.
+const CUDA_FORMS: [Form; 6] = [
+    Form { form: TURNS_FORM, ..form(64, 32, 3, 256) },
+    form(64, 32, 3, 256),
+    form(32, 32, 4, 256),
+    form(16, 32, 5, 256),
+    form(16, 32, 3, 128),
+    form(16, 16, 4, 128),
+];
 
 /// AMD with 64-lane waves (CDNA): 64 KB of LDS, 160 KB on gfx950.
 const CDNA_FORMS: [Form; 2] = [form(32, 16, 3, 256), form(16, 16, 3, 256)];
@@ -76,10 +92,11 @@ fn layout_of(arch: &str) -> Layout {
     }
 }
 
-/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, which
-/// `ci/kernels.py` compiles against this.
+/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, `TURN_BYTES` of
+/// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
-    if variant.form > 0 {
+    let turns = variant.form == TURNS_FORM;
+    if variant.form > 0 && !turns {
         return select_sm90::shared_bytes(variant);
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
@@ -95,9 +112,12 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     let queries = if queries_staged { block_rows * row_stride * 2 } else { 0 };
     let tiles = if quantised { 2 } else { stages } * tile_tokens * row_stride * 2;
     let raw = if quantised { stages * tile_tokens * width } else { 0 };
-    let scores = depth * block_rows * score_stride * 4;
-    let weights = 2 * block_rows * score_stride * 2;
-    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + 16
+    let (scores, weights, slots) = if turns {
+        (variant.threads / wave / 2 * block_rows * tile_tokens * 4, block_rows * score_stride * 2, 32)
+    } else {
+        (depth * block_rows * score_stride * 4, 2 * block_rows * score_stride * 2, 16)
+    };
+    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + slots
 }
 
 fn forms_of(arch: &str) -> &'static [Form] {
@@ -121,10 +141,14 @@ pub fn shared_limit(arch: &str) -> usize {
 
 /// A form's variant with as many stages as fit into `limit` bytes, or none.
 fn fit(form: &Form, base: Variant, arch: &str, limit: usize) -> Option<Variant> {
-    let least = if base.kv_dtype.size() == 1 { MIN_STAGES_FP8 } else { MIN_STAGES };
+    let quantised = base.kv_dtype.size() == 1;
+    if quantised && form.form == TURNS_FORM {
+        return None;
+    }
+    let least = if quantised { MIN_STAGES_FP8 } else { MIN_STAGES };
     (least..=form.stages).rev().find_map(|stages| {
-        let Form { block_rows, tile_tokens, threads, .. } = *form;
-        let variant = Variant { block_rows, tile_tokens, stages, threads, ..base };
+        let Form { block_rows, tile_tokens, threads, form, .. } = *form;
+        let variant = Variant { block_rows, tile_tokens, stages, threads, form, ..base };
         // AMD's `barrier_any` keeps a word per wave besides.
         let fixed = if arch.starts_with("gfx") { threads / layout_of(arch).wave * 4 } else { 0 };
         ((split_shared_bytes(&variant, arch) + fixed) as usize <= limit).then_some(variant)
@@ -135,10 +159,21 @@ fn split_base(q_dtype: DType, kv_dtype: DType, (kv_lora_rank, rope_dim): (u32, u
     Variant { kv_dtype, kv_lora_rank, rope_dim, ..Variant::simple(Entry::DecodeSplit, q_dtype) }
 }
 
-fn reduce_variant(q_dtype: DType, rows: u32) -> Variant {
+fn reduce_variant(q_dtype: DType, rows: u32, columns: u32) -> Variant {
     // Stage 2 has no tiles: the constant gives the columns of a block.
     let constants = Variant::simple(Entry::DecodeReduce, q_dtype);
-    Variant { block_rows: rows, tile_tokens: REDUCE_COLUMNS, threads: REDUCE_THREADS, ..constants }
+    Variant { block_rows: rows, tile_tokens: columns, threads: REDUCE_THREADS, ..constants }
+}
+
+/// Stage 2 for groups of `rows` rows whose sequences have `splits` splits, as far as one can tell without their lengths.
+fn reduce(q_dtype: DType, rows: usize, virtual_seqs: usize, splits: usize, kv_lora_rank: usize) -> Variant {
+    let [least, .., most] = REDUCE_COLUMNS;
+    let columns = (REDUCE_ROUND / splits.max(1)).next_power_of_two().min(kv_lora_rank) as u32;
+    let columns = columns.clamp(least, most);
+    let blocks = REDUCE_BLOCKS / (virtual_seqs * kv_lora_rank.div_ceil(columns as usize)).max(1);
+    let most_rows = if columns < REDUCE_ROWS_FROM { 1 } else { 16 };
+    let block_rows = (rows.div_ceil(blocks.max(1)) as u32).next_power_of_two().min(most_rows);
+    reduce_variant(q_dtype, block_rows, columns)
 }
 
 fn plan_variant() -> Variant {
@@ -190,17 +225,20 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     })?;
 
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
-    let row_blocks = REDUCE_BLOCKS / (virtual_seqs * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS as usize)).max(1);
-    let reduce_rows = (rows.div_ceil(row_blocks.max(1)) as u32).next_power_of_two().clamp(1, 16);
+    let row_blocks = rows.div_ceil(split.block_rows as usize);
+    let splits = device.num_compute_units / (virtual_seqs * row_blocks).max(1) + 1;
+    let splits = splits.min(shape.max_seq_len.div_ceil(split.tile_tokens as usize));
+    let reduce = reduce(shape.q_dtype, rows, virtual_seqs, splits, shape.kv_lora_rank);
     Ok(DecodeKernels {
         split,
-        reduce: reduce_variant(shape.q_dtype, reduce_rows),
+        reduce,
         plan: plan_variant(),
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
-        reduce_rows,
-        reduce_columns: REDUCE_COLUMNS,
+        partial_dtype: shape.q_dtype,
+        reduce_rows: reduce.block_rows,
+        reduce_columns: reduce.tile_tokens,
         row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })
@@ -218,7 +256,9 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
 }
 
 fn reduce_variants(q_dtype: DType) -> impl Iterator<Item = Variant> {
-    (0..5).map(move |power| reduce_variant(q_dtype, 1 << power))
+    let rows_of = |columns| if columns < REDUCE_ROWS_FROM { &REDUCE_ROWS[..1] } else { &REDUCE_ROWS[..] };
+    let variants_of = move |columns| rows_of(columns).iter().map(move |&rows| reduce_variant(q_dtype, rows, columns));
+    REDUCE_COLUMNS.into_iter().flat_map(variants_of)
 }
 
 /// The variants that common models need on an architecture: those that are shipped compiled.
@@ -295,6 +335,7 @@ mod tests {
             page_size: 64,
             batch: 64,
             max_seq_len: 4096,
+            portable: false,
         }
     }
 
