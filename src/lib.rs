@@ -3,6 +3,9 @@
 
 pub mod backend;
 pub mod batch;
+#[cfg(feature = "capi")]
+#[cfg_attr(docsrs, doc(cfg(feature = "capi")))]
+pub mod capi;
 pub mod config;
 pub mod error;
 pub mod fp8;

@@ -4,7 +4,9 @@
 //! the last of them and the last graph that uses it are gone. A tensor over a caller's raw device pointer
 //! ([`Tensor::from_raw`]) frees nothing.
 
+use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -91,19 +93,23 @@ element!(f32 => F32, f16 => F16, bf16 => BF16, u8 => U8, i32 => I32, i64 => I64)
 /// Most dimensions that a tensor can have.
 pub const MAX_RANK: usize = 4;
 
+/// What frees a tensor's memory when the last that holds it is gone: a backend's buffer, or another library's tensor.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
 /// A tensor on one device.
 pub struct Tensor<B: Backend> {
-    buffer: Option<Arc<B::Buffer>>,
+    owner: Option<Owner>,
     addr: u64,
     dtype: DType,
     rank: usize,
     shape: [usize; MAX_RANK],
     strides: [usize; MAX_RANK],
+    backend: PhantomData<B>,
 }
 
 impl<B: Backend> Clone for Tensor<B> {
     fn clone(&self) -> Self {
-        Self { buffer: self.buffer.clone(), ..*self }
+        Self { owner: self.owner.clone(), ..*self }
     }
 }
 
@@ -168,7 +174,7 @@ impl<B: Backend> Tensor<B> {
             .ok_or_else(|| Error::argument("shape", format!("{shape:?} overflows")))?;
         let buffer = Arc::new(backend.alloc(bytes.max(1), "a tensor")?);
         let addr = backend.addr(&buffer);
-        Ok(Self { buffer: Some(buffer), addr, dtype, rank: N, shape: full, strides })
+        Ok(Self { owner: Some(buffer), addr, dtype, rank: N, shape: full, strides, backend: PhantomData })
     }
 
     /// Allocates a tensor of zeros.
@@ -234,7 +240,7 @@ impl<B: Backend> Tensor<B> {
         let (mut s, mut t) = ([0; MAX_RANK], [0; MAX_RANK]);
         s[..shape.len()].copy_from_slice(shape);
         t[..shape.len()].copy_from_slice(strides);
-        Ok(Self { buffer: None, addr, dtype, rank: shape.len(), shape: s, strides: t })
+        Ok(Self { owner: None, addr, dtype, rank: shape.len(), shape: s, strides: t, backend: PhantomData })
     }
 
     /// Device address of the first element.
@@ -291,9 +297,9 @@ impl<B: Backend> Tensor<B> {
         true
     }
 
-    /// The owner of the memory, if it is this crate's.
-    pub(crate) fn buffer(&self) -> Option<&Arc<B::Buffer>> {
-        self.buffer.as_ref()
+    /// The owner of the memory, if it is known.
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// The part with index `range` along dimension `dim`, sharing the memory.
