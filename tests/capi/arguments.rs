@@ -263,7 +263,8 @@ fn session_configurations_that_cannot_be_are_refused() {
     let valid =
         lw_session_config { layer: layer(&problem), max_num_seqs: 2, max_seq_len: 64, num_pages: 8, ..cleared() };
     let sizes = [0_i64, -1];
-    let changes: &[(&str, fn(&mut lw_session_config, &[i64; 2]))] = &[
+    type Change = fn(&mut lw_session_config, &[i64; 2]);
+    let changes: &[(&str, Change)] = &[
         ("config", |c, _| c.struct_size = 7),
         ("sm_scale", |c, _| c.layer.sm_scale = 0.0),
         ("max_num_seqs", |c, _| c.max_num_seqs = -1),
