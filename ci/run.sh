@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
-ALL=cuda,rocm,cli,capi,tracing
+ALL=cuda,rocm,cli,capi,dlpack,tracing
 
 say() { printf '\n== %s\n' "$*"; }
 

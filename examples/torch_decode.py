@@ -13,6 +13,7 @@ import ctypes
 import json
 import math
 import pathlib
+import random
 import statistics
 import subprocess
 import sys
@@ -64,7 +65,7 @@ class Library:
     """The functions of include/latentwave.h that are used here; a status that is not 0 becomes an exception."""
 
     def __init__(self, path):
-        self.lib = ctypes.CDLL(str(path))
+        self.lib = ctypes.CDLL(str(path.resolve()))
         self.lib.lw_abi_version.restype = c_uint32
         self.lib.lw_last_error.restype = self.lib.lw_version.restype = c_char_p
         if self.lib.lw_abi_version() != ABI_VERSION:
@@ -174,7 +175,8 @@ class Step:
 
     def pages(self, lens, width, seed=1):
         """A block table: each sequence has pages of its own, in any order; what lies behind them names no page."""
-        order = sorted(range(self.num_pages), key=lambda page: (page * 2654435761 + seed * 40503) % 4294967291)
+        order = list(range(self.num_pages))
+        random.Random(seed).shuffle(order)
         rows = []
         for n in lens:
             used = -(-n // PAGE)

@@ -7,6 +7,9 @@ pub mod batch;
 #[cfg_attr(docsrs, doc(cfg(feature = "capi")))]
 pub mod capi;
 pub mod config;
+#[cfg(feature = "dlpack")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
+pub mod dlpack;
 pub mod error;
 pub mod fp8;
 pub mod graph;

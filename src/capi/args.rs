@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::fp8::ds_mla;
 use crate::ops::KvCache;
 use crate::plan::SplitPolicy;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, MAX_RANK, Tensor};
 
 /// Element types. 0 is none, so that a field that was forgotten shows.
 #[repr(i32)]
@@ -223,34 +223,27 @@ pub(super) unsafe fn tensor<B: Backend>(
     shape: &[i64],
     strides: &[i64],
 ) -> Result<Tensor<B>> {
-    let overflow = || Error::argument(arg, format!("{shape:?} with strides {strides:?}: past what can be addressed"));
-    let (mut extents, mut steps) = ([0; 4], [1; 4]);
-    let rank = shape.len();
+    let (mut extents, mut steps) = ([0; MAX_RANK], [1; MAX_RANK]);
     // From the last dimension on: `packed` is the stride that follows from the dimensions below.
-    let (mut packed, mut last, mut count) = (1_usize, 0_usize, 1_usize);
-    for dim in (0..rank).rev() {
+    let mut packed = 1_usize;
+    for dim in (0..shape.len()).rev() {
         extents[dim] = size(arg, shape[dim])?;
         steps[dim] = match strides.get(dim) {
             Some(0) | None => packed,
             Some(&stride) => size(arg, stride)?,
         };
-        packed = steps[dim].checked_mul(extents[dim].max(1)).ok_or_else(overflow)?;
-        count = count.checked_mul(extents[dim].max(1)).ok_or_else(overflow)?;
-        let reach = steps[dim].checked_mul(extents[dim].saturating_sub(1));
-        last = reach.and_then(|reach| last.checked_add(reach)).ok_or_else(overflow)?;
+        packed = steps[dim].saturating_mul(extents[dim].max(1));
     }
-    let (addr, most) = (pointer.addr(), isize::MAX as usize / dtype.size());
-    let bytes = last.checked_add(1).filter(|&elements| elements.max(count) <= most).map(|n| n * dtype.size());
-    bytes.and_then(|bytes| addr.checked_add(bytes)).ok_or_else(overflow)?;
-    let empty = extents[..rank].contains(&0);
-    if addr == 0 && !empty {
+    let (extents, steps) = (&extents[..shape.len()], &steps[..shape.len()]);
+    if pointer.is_null() && !extents.contains(&0) {
         return Err(null(arg));
     }
-    if !addr.is_multiple_of(dtype.size()) {
-        return Err(Error::argument(arg, format!("{pointer:p} is not aligned to its elements, {}", dtype.size())));
-    }
     // SAFETY: the caller's promise.
-    unsafe { Tensor::from_raw(addr as u64, dtype, &extents[..rank], &steps[..rank]) }
+    let made = unsafe { Tensor::from_raw(pointer.addr() as u64, dtype, extents, steps) };
+    made.map_err(|error| match error {
+        Error::Argument { problem, .. } => Error::Argument { arg, problem },
+        other => other,
+    })
 }
 
 /// A layer, checked.
