@@ -370,8 +370,6 @@ typedef struct {
   float *out_lse;
   // An `lw_dtype`: `LW_F32`, `LW_F16` or `LW_BF16`.
   int32_t dtype;
-  // 0.
-  int32_t reserved;
 } lw_merge_states_args;
 
 // What each decode-context-parallel rank found over its shard of the cache. Clear it, then fill it in.
@@ -434,8 +432,6 @@ typedef struct {
   int32_t no_piecewise;
   // 1 to use graphs even on drivers known to corrupt them.
   int32_t ignore_driver_rules;
-  // 0.
-  int32_t reserved;
 } lw_session_config;
 
 // What a session is.
@@ -503,8 +499,6 @@ typedef struct {
   // `LW_GRAPH_FULL` if a graph was replayed; otherwise what the engine may do around the attention, which ran eagerly:
   // `LW_GRAPH_PIECEWISE` or `LW_GRAPH_NONE`.
   int32_t mode;
-  // 0.
-  int32_t reserved;
 } lw_step_report;
 
 // What to enqueue in a step. When a graph serves a batch, sequences past the batch are padding: their lengths are 0 and their
