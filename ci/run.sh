@@ -114,9 +114,12 @@ job_capi() {
   cp target/release/liblatentwave.so "$prefix/lib/"
   cp include/latentwave.h "$prefix/include/"
   local warn="-Wall -Wextra -Wpedantic -Werror -I$prefix/include" shared="-L$prefix/lib -Wl,-rpath,$PWD/$prefix/lib -llatentwave"
-  c++ -std=c++17 $warn examples/c/decode.cpp $shared -o "$prefix/decode_cpp" && "$prefix/decode_cpp"
-  cc -std=c99 $warn examples/c/decode.c $shared -lm -o "$prefix/decode" && "$prefix/decode"
-  cc -std=c99 $warn examples/c/decode.c target/release/liblatentwave.a ${libs:-$(sed -n 's/^Libs.private: //p' include/latentwave.pc)} -lm -o "$prefix/decode_static" && "$prefix/decode_static"
+  c++ -std=c++17 $warn examples/c/decode.cpp $shared -o "$prefix/decode_cpp"
+  "$prefix/decode_cpp"
+  cc -std=c99 $warn examples/c/decode.c $shared -lm -o "$prefix/decode"
+  "$prefix/decode"
+  cc -std=c99 $warn examples/c/decode.c target/release/liblatentwave.a ${libs:-$(sed -n 's/^Libs.private: //p' include/latentwave.pc)} -lm -o "$prefix/decode_static"
+  "$prefix/decode_static"
   say "nothing but the ABI is exported"
   if command -v nm >/dev/null; then
     nm -D --defined-only "$prefix/lib/liblatentwave.so" | awk '$3 !~ /^lw_/ {print; bad = 1} END {exit bad}'
@@ -124,8 +127,9 @@ job_capi() {
   if command -v pkg-config >/dev/null; then
     say "pkg-config"
     install -Dt "$prefix/lib/pkgconfig" include/latentwave.pc
-    PKG_CONFIG_PATH="$prefix/lib/pkgconfig" bash -euc 'cc examples/c/decode.c $(pkg-config --cflags --libs latentwave) -lm -o target/capi/decode_pc'
-    LD_LIBRARY_PATH="$prefix/lib" target/capi/decode_pc
+    libs=$(PKG_CONFIG_PATH="$prefix/lib/pkgconfig" pkg-config --cflags --libs latentwave)
+    cc examples/c/decode.c $libs -lm -o "$prefix/decode_pc"
+    LD_LIBRARY_PATH="$prefix/lib" "$prefix/decode_pc"
   fi
   say "torch or numpy through ctypes"
   local python=python3

@@ -24,6 +24,7 @@ use latentwave::{Backend, DType, SplitPolicy, Tensor};
 on_every_backend!(
     decode_equals_the_rust_api_bit_by_bit,
     layers_share_a_schedule,
+    threads_share_a_device,
     strided_and_split_tensors_are_taken,
     anyones_graph_can_capture_it,
     the_cache_is_written_and_gathered,
@@ -33,7 +34,7 @@ on_every_backend!(
 
 use decode::{
     anyones_graph_can_capture_it, decode_equals_the_rust_api_bit_by_bit, layers_share_a_schedule,
-    strided_and_split_tensors_are_taken,
+    strided_and_split_tensors_are_taken, threads_share_a_device,
 };
 use other::{partial_results_are_merged, the_cache_is_written_and_gathered};
 use session::a_session_steps_through_a_callback;

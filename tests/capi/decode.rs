@@ -110,6 +110,31 @@ pub(crate) fn decode_equals_the_rust_api_bit_by_bit<B: GraphBackend>(backend: &B
     }
 }
 
+pub(crate) fn threads_share_a_device<B: GraphBackend>(backend: &B) {
+    let device = Device::open::<B>();
+    let address = device.0.expose_provenance();
+    std::thread::scope(|scope| {
+        for seed in 0..4 {
+            scope.spawn(move || {
+                let device = std::mem::ManuallyDrop::new(Device(std::ptr::with_exposed_provenance_mut(address)));
+                let stream = Stream::new(backend).unwrap();
+                let bf16 = (DType::BF16, DType::BF16);
+                // Two threads each ask for the same plan.
+                let lens = [300 + 100 * (seed as i32 % 2), 7];
+                let problem = Problem::random(40 + seed, MlaConfig::deepseek(16, 16), bf16, 1, &lens);
+                let wanted = problem.run(backend).unwrap().bits;
+                let call = Call::new(backend, &device, &problem);
+                for _ in 0..5 {
+                    call.out.fill_bytes(backend, 0xFF).unwrap();
+                    call.enqueue(&device, backend.raw_stream(stream.raw()));
+                    stream.synchronize().unwrap();
+                    assert!(call.bits(backend) == wanted);
+                }
+            });
+        }
+    });
+}
+
 pub(crate) fn layers_share_a_schedule<B: GraphBackend>(backend: &B) {
     let device = Device::open::<B>();
     let stream = Stream::new(backend).unwrap();
