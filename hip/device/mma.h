@@ -54,6 +54,14 @@ struct Frag {
 using FragA = Frag;
 using FragB = Frag;
 
+#if defined(MATRIX_MFMA)
+/// A fragment of the elements in two words.
+DEVICE Frag frag_of(uint32 first, uint32 second) {
+    typedef uint32 Words __attribute__((ext_vector_type(2)));
+    return {__builtin_bit_cast(FragElems, (Words){first, second})};
+}
+#endif
+
 struct Accum {
     float value[MMA_ELEMS];
 };

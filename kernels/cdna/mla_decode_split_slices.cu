@@ -1,0 +1,408 @@
+// Stage 1 of MLA decode for CDNA, few query rows: 16 or 32 in a block, tiles of 64 tokens, four waves of 64 lanes.
+//
+// With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns, which
+// serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the next
+// tile's is asked for as soon as a register is free, so that memory never waits:
+//
+//   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
+//             shared memory, where every wave adds them up
+//   softmax   every wave for itself, as sums and outputs lie by query row in its lanes; a row's maximum is raised only when a
+//             logit exceeds it by LAZY_MAX, which is rare enough to be the only time that lanes ask each other
+//   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values change
+//             lanes through the wave's own shared memory, as soon as the logits are done with them
+//
+// A lane is the `lane % 16`-th token or column of what it multiplies, and the `lane / 16`-th quarter of what is summed over. It loads
+// tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are loaded to match.
+
+constexpr int WAVES = THREADS / WAVE;
+constexpr int ROW_TILES = BLOCK_ROWS / 16;
+constexpr int TOKENS = TILE_TOKENS / 16;  // of a lane
+constexpr int CHUNK = 32;                 // columns that four lanes load at once
+constexpr int COLUMNS = KV_LORA_RANK / WAVES;
+constexpr int CHUNKS = COLUMNS / CHUNK;
+constexpr int ROPE_COLUMNS = ROPE_DIM / WAVES;
+constexpr bool HAS_ROPE = ROPE_DIM > 0;
+static_assert(WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
+static_assert(ROPE_COLUMNS == 16 || ROPE_COLUMNS == 0, "a step of rope");
+static_assert(bytes_of(KV_DTYPE) == 2, "the cache is multiplied as it is");
+
+// Shared memory: a wave's area holds a chunk on its way between lanes, then its share of the tile's logits. Tiles take turns between
+// two sets of areas, so that a barrier a tile is enough.
+constexpr int LOGITS_BYTES = TOKENS * ROW_TILES * WAVE * 16;
+constexpr int PAIR_STRIDE = 74 * 16;  // of pairs of columns: neither lanes that write nor lanes that read at a time meet in a bank
+constexpr int AREA_BYTES = LOGITS_BYTES > 4 * PAIR_STRIDE ? LOGITS_BYTES : 4 * PAIR_STRIDE;
+constexpr int SET_BYTES = WAVES * AREA_BYTES;
+constexpr int SHARED_BYTES = 2 * SET_BYTES;
+#ifdef SPLIT_SHARED_BYTES
+static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
+#endif
+
+DEVICE int lane_token() { return lane_index() % 16; }
+DEVICE int lane_quarter() { return lane_index() / 16; }
+
+/// Looks up where the tokens of a tile are, a tile before they are loaded.
+struct Pages {
+    Cursor at;
+    const int GLOBAL* table;  // the sequence's row
+    int page_shift;           // of a page size that is a power of two, else -1
+    int page[TOKENS];         // of this lane's tokens of the tile at the cursor; -1 past the table
+
+    DEVICE void start(const DecodeParams& p, const Cursor& first) {
+        at = first;
+        page_shift = (p.page_size & (p.page_size - 1)) == 0 ? highest_bit(p.page_size) : -1;
+        turn(p);
+        look_up(p);
+    }
+
+    /// Turns to the cursor's sequence.
+    DEVICE void turn(const DecodeParams& p) {
+        table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+    }
+
+    DEVICE int token_of(int t) const { return at.token + t * 16 + lane_token(); }
+
+    /// Place of a token within its page.
+    DEVICE int entry(const DecodeParams& p, int t) const {
+        return page_shift >= 0 ? token_of(t) & (p.page_size - 1) : token_of(t) % unhoisted(p.page_size);
+    }
+
+    DEVICE void look_up(const DecodeParams& p) {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            int token = token_of(t);
+            int column = page_shift >= 0 ? token >> page_shift : token / unhoisted(p.page_size);
+            page[t] = token < at.end && column < p.table_width ? table[column] : -1;
+        }
+    }
+
+    DEVICE void advance(const DecodeParams& p, const Part& part) {
+        if (at.more() && at.advance(p, part) && at.more()) turn(p);
+        look_up(p);
+    }
+};
+
+/// This lane's share of a tile: words of eight columns, of tokens 16 apart.
+struct Tile {
+    Word4 latent[CHUNKS][TOKENS];
+    Word2 rope[TOKENS];
+    bool valid[TOKENS];
+
+    /// Where the tokens' rows begin for this lane.
+    struct Rows {
+        const uint8 GLOBAL* latent[TOKENS];
+        const uint8 GLOBAL* rope[TOKENS];
+        bool valid[TOKENS];
+    };
+
+    /// Rows past the piece's end and outside the cache are not read: in their stead something that is surely there, the queries.
+    static DEVICE Rows rows(const DecodeParams& p, const Pages& pages) {
+        const uint8 GLOBAL* kv = global_pointer<const uint8>(p.kv);
+        const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.k_rope);
+        const uint8 GLOBAL* q = global_pointer<const uint8>(p.q);
+        int lane = unhoisted(lane_index());
+        Rows rows;
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            int64 page = pages.page[t];
+            int64 entry = pages.entry(p, t);
+            bool valid = page >= 0 && page < p.num_pages;
+            rows.valid[t] = valid;
+            rows.latent[t] = valid ? kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * 2 : q;
+            rows.rope[t] = valid ? k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * 2 : q;
+            rows.latent[t] += wave_index() * COLUMNS * 2 + lane / 16 * 16;
+            rows.rope[t] += wave_index() * ROPE_COLUMNS * 2 + lane / 16 * 8;
+        }
+        return rows;
+    }
+
+    DEVICE void load_chunk(const Rows& rows, int j) {
+        UNROLL for (int t = 0; t < TOKENS; t++) latent[j][t] = *(const Word4 GLOBAL*)(rows.latent[t] + j * CHUNK * 2);
+    }
+
+    DEVICE void load_rope(const Rows& rows) {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            if (HAS_ROPE) rope[t] = *(const Word2 GLOBAL*)rows.rope[t];
+            valid[t] = rows.valid[t];
+        }
+    }
+
+    /// Makes zeros of rows that were not read: a weight of zero does not undo a NaN.
+    DEVICE void clear_invalid() {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            if (valid[t]) continue;
+            UNROLL for (int j = 0; j < CHUNKS; j++) latent[j][t] = {};
+            rope[t] = {};
+        }
+    }
+
+    DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
+};
+
+/// Query rows as the lane multiplies them: row `lane_token()` of each row tile.
+struct Queries {
+    FragB latent[ROW_TILES][CHUNKS * 2];
+    FragB rope[ROW_TILES];
+
+    DEVICE void read(const DecodeParams& p, int virtual_seq, int first_row) {
+        int lane = unhoisted(lane_index());
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            Row at = row_of(p, virtual_seq, first_row + m * 16 + lane % 16);
+            const uint16 GLOBAL* row = query_row(p, at);
+            UNROLL for (int j = 0; j < CHUNKS; j++) {
+                Word4 word = {};
+                if (at.valid) word = *(const Word4 GLOBAL*)(row + wave_index() * COLUMNS + j * CHUNK + lane / 16 * 8);
+                latent[m][j * 2] = frag_of(word.x, word.y);
+                latent[m][j * 2 + 1] = frag_of(word.z, word.w);
+            }
+            if (!HAS_ROPE) continue;
+            Word2 word = {};
+            if (at.valid) word = *(const Word2 GLOBAL*)(row + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + lane / 16 * 4);
+            rope[m] = frag_of(word.x, word.y);
+        }
+    }
+};
+
+/// Values of a chunk: operands of 16 tokens x 16 columns. The `n`-th holds columns 8 (row / 4) + 2 (row % 4) + n of the chunk by the row of
+/// the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
+struct Values {
+    FragA step[4][2];
+
+    DEVICE void exchange(const Word4 (&token)[TOKENS], uint8 SHARED* area) {
+        int lane = lane_index();
+        uint8 SHARED* to = area + (lane + lane / 16) * 16;
+        const uint8 SHARED* from = area + lane % 4 * PAIR_STRIDE + (lane % 16 / 4 * 17 + lane / 16 * 4) * 16;
+        UNROLL for (int pair = 0; pair < 4; pair++) {
+            uint32 word[TOKENS];
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                const Word4& of = token[t];
+                word[t] = pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w;
+            }
+            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) = {
+                select_bytes(word[0], word[1], 0x5410), select_bytes(word[2], word[3], 0x5410),
+                select_bytes(word[0], word[1], 0x7632), select_bytes(word[2], word[3], 0x7632)};
+        }
+        wave_barrier();
+        UNROLL for (int u = 0; u < 4; u++) {
+            Word4 word = *(const Word4 SHARED*)(from + u * 16);
+            step[u][0] = frag_of(word.x, word.y);
+            step[u][1] = frag_of(word.z, word.w);
+        }
+        wave_barrier();
+    }
+};
+
+/// The logits' products of a tile: tokens 16 t + 4 quarter + i x query rows.
+struct Logits {
+    Accum sum[ROW_TILES][TOKENS];
+
+    DEVICE void push(const Word4 (&token)[TOKENS], const Queries& q, int j) {
+        UNROLL for (int half = 0; half < 2; half++) {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                FragA key = half == 0 ? frag_of(token[t].x, token[t].y) : frag_of(token[t].z, token[t].w);
+                UNROLL for (int m = 0; m < ROW_TILES; m++) mma<Q_IS_BF16>(sum[m][t], key, q.latent[m][j * 2 + half]);
+            }
+        }
+    }
+
+    DEVICE void push_rope(const Word2 (&token)[TOKENS], const Queries& q) {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            UNROLL for (int m = 0; m < ROW_TILES; m++) {
+                mma<Q_IS_BF16>(sum[m][t], frag_of(token[t].x, token[t].y), q.rope[m]);
+            }
+        }
+    }
+
+    /// Adds up the waves' shares.
+    DEVICE void gather(uint8 SHARED* set) {
+        uint8 SHARED* mine = set + lane_index() * 16;
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                const float (&of)[MMA_ELEMS] = sum[m][t].value;
+                *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + (m * TOKENS + t) * WAVE * 16) = {of[0], of[1], of[2], of[3]};
+            }
+        }
+        barrier();
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                float (&to)[MMA_ELEMS] = sum[m][t].value;
+                UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = 0.0f;
+                UNROLL for (int wave = 0; wave < WAVES; wave++) {
+                    read_floats(to, (const float SHARED*)(mine + wave * AREA_BYTES + (m * TOKENS + t) * WAVE * 16));
+                }
+            }
+        }
+    }
+};
+
+/// The sum of a value over a query row's four lanes, or their maximum.
+template <typename Combine>
+DEVICE float combine_quarters(float value, Combine combine) {
+    value = combine(value, shuffle_xor(value, 16));
+    return combine(value, shuffle_xor(value, 32));
+}
+
+/// Softmax and output of the lane's query row of a row tile.
+struct Rows {
+    Accum output[CHUNKS][2];
+    float maximum, sum;  // the sum is this lane's share
+    int limit;           // tokens that the row sees of this piece
+
+    DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
+        UNROLL for (int j = 0; j < CHUNKS; j++) output[j][0] = output[j][1] = {};
+        maximum = NO_MAXIMUM;
+        sum = 0.0f;
+        Row of = row_of(p, at.seq, row);
+        limit = smaller(visible_tokens(p, sequence_length(p, of.seq), of.token), at.end);
+        if (!of.valid) limit = at.end;
+    }
+
+    /// Turns products into weights, of 16 tokens each.
+    DEVICE void push(const DecodeParams& p, const Accum (&logits)[TOKENS], FragB (&weights)[4], int token) {
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        float x[TOKENS][4];
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            UNROLL for (int i = 0; i < 4; i++) x[t][i] = logits[t].value[i] * scale;
+        }
+        if (unlikely(p.softcap != 0.0f)) {
+            float softcap = unhoisted(p.softcap);
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                UNROLL for (int i = 0; i < 4; i++) {
+                    x[t][i] = softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[t][i] * (2.0f / softcap)) + 1.0f));
+                }
+            }
+        }
+        if (unlikely(wave_any(token + TILE_TOKENS > limit))) {
+            int seen = unhoisted(limit - token - accum_row(0));
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                UNROLL for (int i = 0; i < 4; i++) {
+                    if (t * 16 + i >= seen) x[t][i] = NEGATIVE_INFINITY;
+                }
+            }
+        }
+        float highest = NEGATIVE_INFINITY;
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            UNROLL for (int i = 0; i < 4; i++) highest = ::maximum(highest, x[t][i]);
+        }
+        if (unlikely(wave_any(highest > maximum + LAZY_MAX))) {
+            float raised = combine_quarters(highest, [](float a, float b) { return ::maximum(a, b); });
+            if (raised <= maximum + LAZY_MAX) raised = maximum;
+            float factor = exp2(maximum - raised);
+            maximum = raised;
+            sum *= factor;
+            UNROLL for (int j = 0; j < CHUNKS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) {
+                    UNROLL for (int i = 0; i < MMA_ELEMS; i++) output[j][n].value[i] *= factor;
+                }
+            }
+        }
+        UNROLL for (int i = 0; i < 4; i++) {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                x[t][i] = exp2(x[t][i] - maximum);
+                sum += x[t][i];
+            }
+            weights[i] = frag_of(pack(x[0][i], x[1][i]), pack(x[2][i], x[3][i]));
+        }
+    }
+
+    /// Writes the piece's result, to `slot` or, if that is negative, to the output.
+    DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
+        sum = combine_quarters(sum, [](float a, float b) { return a + b; });
+        Row of = row_of(p, virtual_seq, row);
+        if (!of.valid) return;
+        // Emptiness is a sum of zero, for a NaN must show; then the row is zero even beside values that are not finite.
+        bool empty = sum == 0.0f;
+        float scale = p.kv_scale / sum;
+        if (wave_index() == 0 && lane_quarter() == 0) {
+            float lse = empty ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+            if (slot < 0) {
+                write_lse(p, of, lse);
+            } else {
+                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
+            }
+        }
+        int column = unhoisted(wave_index() * COLUMNS + lane_quarter() * 8);
+        UNROLL for (int j = 0; j < CHUNKS; j++) {
+            float value[8];
+            UNROLL for (int i = 0; i < 8; i++) value[i] = empty ? 0.0f : output[j][i % 2].value[i / 2] * scale;
+            if (slot < 0) {
+                uint16 GLOBAL* to = output_row(p, of) + column + j * CHUNK;
+                *(Word2 GLOBAL*)to = {pack(value[0], value[1]), pack(value[2], value[3])};
+                *(Word2 GLOBAL*)(to + 4) = {pack(value[4], value[5]), pack(value[6], value[7])};
+            } else {
+                float GLOBAL* to = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + row) * KV_LORA_RANK + column + j * CHUNK;
+                *(Float4 GLOBAL*)to = {value[0], value[1], value[2], value[3]};
+                *(Float4 GLOBAL*)(to + 4) = {value[4], value[5], value[6], value[7]};
+            }
+        }
+    }
+};
+
+KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
+    SHARED_MEMORY(shared);
+    grid_dependency_wait();
+    grid_dependency_launch();
+
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    Part part = find_part(p, block_index() / row_blocks);
+    Cursor at = {part.seq, part.token, 0};
+    at.settle(p, part);
+    if (!at.more()) return;
+
+    Pages pages;
+    pages.start(p, at);
+    Tile tile;
+    {
+        Tile::Rows next = Tile::rows(p, pages);
+        pages.advance(p, part);
+        tile.load_rope(next);
+        UNROLL for (int j = 0; j < CHUNKS; j++) tile.load_chunk(next, j);
+    }
+    Queries queries;
+    Rows rows[ROW_TILES];
+    auto row = [&](int m) { return unhoisted(first_row + m * 16 + lane_token()); };
+    auto start = [&] {
+        queries.read(p, at.seq, first_row);
+        UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].start(p, at, row(m));
+    };
+    start();
+    int parity = 0;
+    NO_UNROLL while (true) {
+        uint8 SHARED* set = shared + parity * SET_BYTES;
+        uint8 SHARED* area = set + wave_index() * AREA_BYTES;
+        if (unlikely(wave_any(!tile.all_valid()))) tile.clear_invalid();
+
+        // What was loaded is used, and loaded anew.
+        Tile::Rows next = Tile::rows(p, pages);
+        pages.advance(p, part);
+        Logits logits = {};
+        Values values[CHUNKS];
+        if (HAS_ROPE) logits.push_rope(tile.rope, queries);
+        tile.load_rope(next);
+        UNROLL for (int j = 0; j < CHUNKS; j++) {
+            logits.push(tile.latent[j], queries, j);
+            values[j].exchange(tile.latent[j], area);
+            tile.load_chunk(next, j);
+        }
+        logits.gather(set);
+
+        FragB weights[ROW_TILES][4];
+        UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].push(p, logits.sum[m], weights[m], at.token);
+        UNROLL for (int u = 0; u < 4; u++) {
+            UNROLL for (int j = 0; j < CHUNKS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) {
+                    UNROLL for (int m = 0; m < ROW_TILES; m++) {
+                        mma<Q_IS_BF16>(rows[m].output[j][n], values[j].step[u][n], weights[m][u]);
+                    }
+                }
+            }
+        }
+        int seq = at.seq;
+        if (unlikely(at.advance(p, part))) {
+            int64 slot = slot_of(p, part, seq);
+            UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].finish(p, seq, row(m), slot);
+            if (!at.more()) break;
+            start();
+        }
+        parity ^= 1;
+    }
+}
