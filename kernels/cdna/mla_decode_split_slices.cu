@@ -308,30 +308,22 @@ struct Rows {
         sum = combine_quarters(sum, [](float a, float b) { return a + b; });
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
-        // Emptiness is a sum of zero, for a NaN must show; then the row is zero even beside values that are not finite.
-        bool empty = sum == 0.0f;
-        float scale = p.kv_scale / sum;
+        float scale = result_scale(p, sum, slot);
         if (wave_index() == 0 && lane_quarter() == 0) {
-            float lse = empty ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+            float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
             if (slot < 0) {
                 write_lse(p, of, lse);
             } else {
                 global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
             }
         }
-        int column = unhoisted(wave_index() * COLUMNS + lane_quarter() * 8);
+        uint16 GLOBAL* to = result_row(p, of, slot, row) + unhoisted(wave_index() * COLUMNS + lane_quarter() * 8);
         UNROLL for (int j = 0; j < CHUNKS; j++) {
             float value[8];
-            UNROLL for (int i = 0; i < 8; i++) value[i] = empty ? 0.0f : output[j][i % 2].value[i / 2] * scale;
-            if (slot < 0) {
-                uint16 GLOBAL* to = output_row(p, of) + column + j * CHUNK;
-                *(Word2 GLOBAL*)to = {pack(value[0], value[1]), pack(value[2], value[3])};
-                *(Word2 GLOBAL*)(to + 4) = {pack(value[4], value[5]), pack(value[6], value[7])};
-            } else {
-                float GLOBAL* to = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + row) * KV_LORA_RANK + column + j * CHUNK;
-                *(Float4 GLOBAL*)to = {value[0], value[1], value[2], value[3]};
-                *(Float4 GLOBAL*)(to + 4) = {value[4], value[5], value[6], value[7]};
-            }
+            // A row that saw nothing is zero even beside values that are not finite.
+            UNROLL for (int i = 0; i < 8; i++) value[i] = scale == 0.0f ? 0.0f : output[j][i % 2].value[i / 2] * scale;
+            *(Word2 GLOBAL*)(to + j * CHUNK) = {pack(value[0], value[1]), pack(value[2], value[3])};
+            *(Word2 GLOBAL*)(to + j * CHUNK + 4) = {pack(value[4], value[5]), pack(value[6], value[7])};
         }
     }
 };
