@@ -42,6 +42,7 @@ TUNED_FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
     2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
     3: ["mla_part.h", "cdna/mla_decode_split_slices.cu"],
+    4: ["mla_part.h", "cdna/mla_decode_split_rows.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
 SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")

@@ -86,7 +86,7 @@ fn layout_of(arch: &str) -> Layout {
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         0 => {}
-        select_cdna::SLICES_FORM => return select_cdna::shared_bytes(variant),
+        select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
         _ => return select_sm90::shared_bytes(variant),
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);

@@ -4,32 +4,40 @@
 
 use super::Variant;
 
-/// `kernels/cdna/mla_decode_split_slices.cu`: waves share out the columns of a row.
+/// `kernels/cdna/mla_decode_split_slices.cu`, for 16 rows: waves share out the columns of a row.
 pub(super) const SLICES_FORM: u32 = 3;
+/// `kernels/cdna/mla_decode_split_rows.cu`, for 128: waves share out the rows, and the columns of the output.
+pub(super) const ROWS_FORM: u32 = 4;
 
-const TILE_TOKENS: u32 = 64;
-const THREADS: u32 = 256;
-const WAVES: u32 = THREADS / 64;
-
-/// The form's variant for a group of `rows` rows, if it is to serve the problem.
+/// The form's variant for a group of `rows` rows, if one of CDNA's is to serve the problem.
 pub(super) fn split(rows: usize, base: Variant, arch: &str) -> Option<Variant> {
-    (rows <= 16).then(|| chosen_variants(arch, base).first().copied()).flatten()
+    let variants = chosen_variants(arch, base);
+    let fits = |variant: &&Variant| variant.block_rows as usize >= rows;
+    variants.iter().find(fits).or(variants.last()).copied()
 }
 
-/// The variants that [`split`] can give for these types and widths.
+/// The variants that [`split`] can give for these types and widths, by rows.
 pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     let cdna = matches!(arch.split(':').next(), Some("gfx90a" | "gfx942" | "gfx950"));
-    let serves = base.kv_dtype == base.q_dtype && matches!(base.kv_lora_rank, 256 | 512) && matches!(base.rope_dim, 0 | 64);
-    if cdna && serves { vec![slices_variant(base)] } else { Vec::new() }
-}
-
-fn slices_variant(base: Variant) -> Variant {
-    Variant { block_rows: 16, tile_tokens: TILE_TOKENS, stages: 1, threads: THREADS, form: SLICES_FORM, ..base }
+    let serves = base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64);
+    if !(cdna && serves) {
+        return Vec::new();
+    }
+    let form = |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
+    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 128, 16, 512)]
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
-    let logits = variant.tile_tokens * variant.block_rows * 4;
-    let pairs = 4 * 74 * 16;
-    2 * WAVES * logits.max(pairs)
+    let Variant { block_rows, tile_tokens, threads, .. } = *variant;
+    let waves = threads / 64;
+    if variant.form == SLICES_FORM {
+        let logits = tile_tokens * block_rows * 4;
+        let pairs = 4 * 74 * 16;
+        return 2 * waves * logits.max(pairs);
+    }
+    let tile = tile_tokens * (variant.kv_lora_rank + variant.rope_dim) * 2;
+    let weights = block_rows * tile_tokens * 2;
+    let places = tile_tokens * 16;
+    2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4
 }
