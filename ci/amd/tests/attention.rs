@@ -213,7 +213,7 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
     let arguments = Arguments::default().block(bytemuck::bytes_of(&params));
     let group_rows = (query_len * HEADS) as u32;
     let grid = group_rows.div_ceil(variant.block_rows) * slots as u32;
-    gpu.launch(&gpu.kernel("mla_decode_split"), grid, 256, &arguments)
+    gpu.launch(&gpu.kernel("mla_decode_split"), grid, variant.threads, &arguments)
         .unwrap_or_else(|fault| panic!("stage 1: {fault}"));
     if splits > 1 {
         gpu.dynamic_bytes = 0;
