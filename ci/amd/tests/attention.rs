@@ -286,3 +286,12 @@ fn every_shipped_variant() {
     let count = shipped.map(|variant| decode(variant, 2, 2)).count();
     assert!(count >= 4, "{count}");
 }
+
+/// Forms for many rows, with more of them than one block has, some of which see nothing.
+#[test]
+fn forms_for_many_rows() {
+    let shipped = select::variants("gfx942").into_iter().filter(|variant| variant.entry == Entry::DecodeSplit);
+    let many = shipped.filter(|variant| variant.block_rows >= 64);
+    let count = many.map(|variant| decode(variant, 30, 3)).count();
+    assert!(count >= 1, "{count}");
+}
