@@ -24,7 +24,7 @@ VENV = ROOT / "target" / "kernels-venv"
 WHEELS = ["nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"]
 FILES = {
     "mla_plan": ["mla_plan.cu"],
-    "mla_decode_split": ["mla_part.h", "mla_stream.h", "mla_decode_split.cu"],
+    "mla_decode_split": ["mla_part.h", "mla_stream.h", "mla_softmax.h", "mla_decode_split.cu"],
     "mla_decode_reduce": ["mla_decode_reduce.cu"],
     "mla_cache_write": ["mla_cache.cu"],
     "mla_cache_gather": ["mla_cache.cu"],
@@ -41,8 +41,9 @@ def is_amd(arch):
 TUNED_FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
     2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
-    3: ["mla_part.h", "cdna/mla_decode_split_slices.cu"],
-    4: ["mla_part.h", "cdna/mla_decode_split_rows.cu"],
+    4: ["mla_part.h", "mla_stream.h", "mla_softmax.h", "mla_decode_split_turns.cu"],
+    5: ["mla_part.h", "cdna/mla_decode_split_slices.cu"],
+    6: ["mla_part.h", "cdna/mla_decode_split_rows.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
 SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")

@@ -7,6 +7,8 @@ constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0,
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;
+
+    DEVICE bool empty() const { return seq == end_seq && token >= end_token; }
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {

@@ -37,7 +37,7 @@ constexpr int SHARED_BYTES =
     QUERY_BYTES + TILES_BYTES + RAW_TILES * RAW_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4 + 16;
 static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads");
 #ifdef SPLIT_SHARED_BYTES
-static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
+static_assert(FORM != 0 || SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
 /// Loads tiles of the cache: every thread copies the same 16-byte words of the same tile rows each time.

@@ -3,14 +3,18 @@
 //! Chosen by what its machine code says (`benches/results/cdna-form.md`): no such device has run it yet.
 
 use super::Variant;
+use crate::backend::DecodeShape;
 
 /// `kernels/cdna/mla_decode_split_slices.cu`, for 16 rows: waves share out the columns of a row.
-pub(super) const SLICES_FORM: u32 = 3;
+pub(super) const SLICES_FORM: u32 = 5;
 /// `kernels/cdna/mla_decode_split_rows.cu`, for 128: waves share out the rows, and the columns of the output.
-pub(super) const ROWS_FORM: u32 = 4;
+pub(super) const ROWS_FORM: u32 = 6;
 
 /// The form's variant for a group of `rows` rows, if one of CDNA's is to serve the problem.
-pub(super) fn split(rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+    if shape.portable {
+        return None;
+    }
     let variants = chosen_variants(arch, base);
     let fits = |variant: &&Variant| variant.block_rows as usize >= rows;
     variants.iter().find(fits).or(variants.last()).copied()
@@ -23,7 +27,8 @@ pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     if !(cdna && serves) {
         return Vec::new();
     }
-    let form = |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
+    let form =
+        |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
     vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 128, 16, 512)]
 }
 

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use super::{Entry, Variant, select_cdna, select_sm90};
+use super::{Entry, Variant, select, select_cdna, select_sm90};
 use crate::tensor::DType;
 
 /// A file of source text, carried in the library.
@@ -78,7 +78,9 @@ const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
 const PART: SourceFile = embed!("kernels/mla_part.h");
 const STREAM: SourceFile = embed!("kernels/mla_stream.h");
+const SOFTMAX: SourceFile = embed!("kernels/mla_softmax.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
+const DECODE_SPLIT_TURNS: SourceFile = embed!("kernels/mla_decode_split_turns.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
@@ -100,7 +102,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_KEYS],
             select_cdna::SLICES_FORM => &[PART, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_SPLIT_ROWS],
-            _ => &[PART, STREAM, DECODE_SPLIT],
+            select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
+            _ => &[PART, STREAM, SOFTMAX, DECODE_SPLIT],
         },
         Entry::DecodeReduce => &[DECODE_REDUCE],
         Entry::CacheWrite | Entry::CacheGather => &[CACHE],
