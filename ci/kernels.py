@@ -42,8 +42,8 @@ TUNED_FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
     2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
     4: ["mla_part.h", "mla_stream.h", "mla_softmax.h", "mla_decode_split_turns.cu"],
-    5: ["mla_part.h", "cdna/mla_decode_split_slices.cu"],
-    6: ["mla_part.h", "cdna/mla_decode_split_rows.cu"],
+    5: ["mla_part.h", "cdna/lanes.h", "cdna/mla_decode_split_slices.cu"],
+    6: ["mla_part.h", "cdna/lanes.h", "cdna/mla_decode_split_rows.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
 SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")

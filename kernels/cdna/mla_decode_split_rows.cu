@@ -18,6 +18,8 @@ constexpr int LANE_COLUMNS = COLUMNS / 16;
 constexpr int LANE_TOKENS = 4;
 constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
 constexpr int CHUNKS = WIDTH / 32;  // of columns that a wave multiplies at once
+constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 1;  // chunks of queries that a lane keeps in shared memory
+constexpr int HELD = CHUNKS - STAGED;             // and in registers
 constexpr int ROPE_LANES = THREADS / TILE_TOKENS;
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
 constexpr int ROPE_COLUMNS = HAS_ROPE ? ROPE_DIM / ROPE_LANES : 2;  // of a lane
@@ -39,7 +41,8 @@ constexpr int PLACES_AT = WEIGHTS_AT + 2 * WEIGHTS_BYTES;
 constexpr int RAISED_AT = PLACES_AT + 2 * TILE_TOKENS * 16;  // the last tile at which each wave raised a maximum; even tiles, odd tiles
 constexpr int FACTORS_AT = RAISED_AT + 2 * WAVES * 4;        // what it multiplies its rows' earlier sums by
 constexpr int SCALES_AT = FACTORS_AT + BLOCK_ROWS * 4;       // of each row's result
-constexpr int SHARED_BYTES = SCALES_AT + BLOCK_ROWS * 4;
+constexpr int QUERIES_AT = SCALES_AT + BLOCK_ROWS * 4;
+constexpr int SHARED_BYTES = QUERIES_AT + STAGED * WAVE_TILES * THREADS * 16;
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
@@ -80,13 +83,9 @@ struct Words<1> {
     uint32 x;
 };
 template <>
-struct Words<2> : Word2 {
-    DEVICE uint32 operator[](int i) const { return i == 0 ? x : y; }
-};
+struct Words<2> : Word2 {};
 template <>
-struct Words<4> : Word4 {
-    DEVICE uint32 operator[](int i) const { return i == 0 ? x : i == 1 ? y : i == 2 ? z : w; }
-};
+struct Words<4> : Word4 {};
 
 /// What a lane loads of a tile: a few columns of four tokens, and of the rope of one.
 struct Slice {
@@ -141,17 +140,24 @@ struct Slice {
 
 /// This wave's query rows, as the lane multiplies them: a row of each of its row tiles.
 struct Queries {
-    FragB step[WAVE_TILES][CHUNKS * 2];
+    Word4 held[WAVE_TILES][HELD];
 
-    DEVICE void read(const DecodeParams& p, int virtual_seq, int row) {
+    static DEVICE Word4 SHARED* staged(uint8 SHARED* shared, int r, int j) {
+        return (Word4 SHARED*)(shared + QUERIES_AT) + ((j - HELD) * WAVE_TILES + r) * THREADS + thread_index();
+    }
+
+    DEVICE void read(const DecodeParams& p, int virtual_seq, int row, uint8 SHARED* shared) {
         UNROLL for (int r = 0; r < WAVE_TILES; r++) {
             Row at = row_of(p, virtual_seq, row + r * 16);
             const uint16 GLOBAL* row = query_row(p, at) + unhoisted((uint32)lane_index()) / 16 * 8;
             UNROLL for (int j = 0; j < CHUNKS; j++) {
                 Word4 word = {};
                 if (at.valid) word = *(const Word4 GLOBAL*)(row + j * 32);
-                step[r][j * 2] = frag_of(word.x, word.y);
-                step[r][j * 2 + 1] = frag_of(word.z, word.w);
+                if (j < HELD) {
+                    held[r][j] = word;
+                } else {
+                    *staged(shared, r, j) = word;
+                }
             }
         }
     }
@@ -161,83 +167,12 @@ struct Queries {
 struct Logits {
     Accum sum[WAVE_TILES];
 
-    DEVICE void push(const uint8 SHARED* tile, const Queries& q, int j) {
+    DEVICE void push(uint8 SHARED* shared, const uint8 SHARED* tile, const Queries& q, int j) {
         int first = tile_byte(lane_index() % 16, lane_index() / 16 * 8);
         Word4 key = *(const Word4 SHARED*)(tile + (first ^ j % 2 * 64) + j / 2 * 128);
-        UNROLL for (int r = 0; r < WAVE_TILES; r++) mma<Q_IS_BF16>(sum[r], frag_of(key.x, key.y), q.step[r][j * 2]);
-        UNROLL for (int r = 0; r < WAVE_TILES; r++) mma<Q_IS_BF16>(sum[r], frag_of(key.z, key.w), q.step[r][j * 2 + 1]);
-    }
-};
-
-/// Softmax of the lane's query row of a row tile: of four tokens, the rest are in the lanes 16 apart.
-struct Softmax {
-    float maximum, sum;  // the sum is this lane's share
-    int limit;           // tokens that the row sees of this piece
-
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
-        maximum = NO_MAXIMUM;
-        sum = 0.0f;
-        Row of = row_of(p, at.seq, row);
-        limit = smaller(visible_tokens(p, sequence_length(p, of.seq), of.token), at.end);
-        if (!of.valid) limit = at.end;
-    }
-
-    static DEVICE float over_row(float value, bool add) {
-        UNROLL for (int mask = 16; mask < WAVE; mask *= 2) {
-            float other = shuffle_from(value, (int)(unhoisted((uint32)lane_index()) ^ mask));
-            value = add ? value + other : ::maximum(value, other);
+        UNROLL for (int r = 0; r < WAVE_TILES; r++) {
+            multiply(sum[r], key, j < HELD ? q.held[r][j < HELD ? j : 0] : *Queries::staged(shared, r, j));
         }
-        return value;
-    }
-
-    /// Turns the products of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
-    DEVICE float push(const DecodeParams& p, const Accum& logits, Word2& weights, int token) {
-        float scale = p.sm_scale * p.kv_scale * LOG2_E;
-        float x[4];
-        UNROLL for (int i = 0; i < 4; i++) x[i] = logits.value[i] * scale;
-        if (unlikely(p.softcap != 0.0f)) {
-            float softcap = unhoisted(p.softcap);
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int i = 0; i < 4; i++) {
-                x[i] = softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[i] * (2.0f / softcap)) + 1.0f));
-            }
-        }
-        if (unlikely(wave_any(token + TILE_TOKENS > limit))) {
-            int seen = limit - token - (int)(unhoisted((uint32)lane_index()) / 16 * 4);
-            UNROLL for (int i = 0; i < 4; i++) {
-                if (i >= seen) x[i] = NEGATIVE_INFINITY;
-            }
-        }
-        float highest = ::maximum(::maximum(x[0], x[1]), ::maximum(x[2], x[3]));
-        float factor = 1.0f;
-        if (unlikely(wave_any(highest > maximum + LAZY_MAX))) {
-            float raised = over_row(highest, false);
-            if (raised <= maximum + LAZY_MAX) raised = maximum;
-            factor = exp2(maximum - raised);
-            maximum = raised;
-            sum *= factor;
-        }
-        UNROLL for (int i = 0; i < 4; i++) {
-            x[i] = exp2(x[i] - maximum);
-            sum += x[i];
-        }
-        weights = {pack(x[0], x[1]), pack(x[2], x[3])};
-        return factor;
-    }
-
-    /// Writes the row's LSE, to `slot` or, if that is negative, to the result; what its sums are to be multiplied by.
-    DEVICE float finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
-        sum = over_row(sum, true);
-        float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
-        Row of = row_of(p, virtual_seq, row);
-        if (of.valid && lane_index() < 16) {
-            if (slot < 0) {
-                write_lse(p, of, lse);
-            } else {
-                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
-            }
-        }
-        return result_scale(p, sum, slot);
     }
 };
 
@@ -245,22 +180,23 @@ struct Softmax {
 struct Output {
     Accum tile[ROW_TILES][LANE_COLUMNS];
 
+    /// Columns of a lane whose values are in registers at a time.
+    static constexpr int AT_ONCE = 4;
     static constexpr int UNITS = ROW_TILES / 2 * LANE_COLUMNS;
 
     struct Operands {
-        FragA values[LANE_COLUMNS];
+        Word2 values[AT_ONCE];
         Word4 weights;  // of two row tiles
 
-        DEVICE void load_values(const uint8 SHARED* stored) {
-            Words<LANE_COLUMNS / 2> token[LANE_TOKENS];
-            UNROLL for (int t = 0; t < LANE_TOKENS; t++) {
-                token[t] = *(const Words<LANE_COLUMNS / 2> SHARED*)(stored + Slice::byte(t));
-            }
-            UNROLL for (int n = 0; n < LANE_COLUMNS; n++) {
-                int halves = n % 2 == 0 ? 0x5410 : 0x7632;
-                values[n] = frag_of(select_bytes(token[0][n / 2], token[1][n / 2], halves),
-                                    select_bytes(token[2][n / 2], token[3][n / 2], halves));
-            }
+        DEVICE void load_values(const uint8 SHARED* stored, int first) {
+            Word2 token[LANE_TOKENS];
+            UNROLL for (int t = 0; t < LANE_TOKENS; t++) token[t] = *(const Word2 SHARED*)(stored + Slice::byte(t) + first * 2);
+            Word4 pair = transpose_pairs(token[0].x, token[1].x, token[2].x, token[3].x);
+            values[0] = {pair.x, pair.y};
+            values[1] = {pair.z, pair.w};
+            pair = transpose_pairs(token[0].y, token[1].y, token[2].y, token[3].y);
+            values[2] = {pair.x, pair.y};
+            values[3] = {pair.z, pair.w};
         }
     };
 
@@ -271,13 +207,14 @@ struct Output {
     }
 
     /// Adds the products of a column of each lane with two row tiles.
-    DEVICE void push(int unit, Operands& operands, const uint8 SHARED* weights) {
-        int m = unit / LANE_COLUMNS * 2;
-        int n = unit % LANE_COLUMNS;
-        if (n == 0) operands.weights = *(const Word4 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16);
+    DEVICE void push(int unit, Operands& operands, const uint8 SHARED* stored, const uint8 SHARED* weights) {
+        int pair = unit / AT_ONCE % (ROW_TILES / 2);
+        int n = unit / (AT_ONCE * ROW_TILES / 2) * AT_ONCE + unit % AT_ONCE;
+        if (unit % (AT_ONCE * ROW_TILES / 2) == 0) operands.load_values(stored, n);
+        if (unit % AT_ONCE == 0) operands.weights = *(const Word4 SHARED*)(weights + (pair * WAVE + lane_index()) * 16);
         const Word4& of = operands.weights;
-        mma<Q_IS_BF16>(tile[m][n], operands.values[n], frag_of(of.x, of.y));
-        mma<Q_IS_BF16>(tile[m + 1][n], operands.values[n], frag_of(of.z, of.w));
+        multiply(tile[pair * 2][n], operands.values[n % AT_ONCE], Word2{of.x, of.y});
+        multiply(tile[pair * 2 + 1][n], operands.values[n % AT_ONCE], Word2{of.z, of.w});
     }
 
     /// Multiplies the rows of waves that raised a maximum at a tile.
@@ -301,14 +238,9 @@ struct Output {
             float scale = scales[local];
             uint16 GLOBAL* to = result_row(p, of, slot, first_row + local) + column;
             if (!of.valid) continue;
+            auto column_of = [&](int c) { return tile[m][c % LANE_COLUMNS].value[c / LANE_COLUMNS]; };
             UNROLL for (int c = 0; c < LANE_COLUMNS * 4; c += 4) {
-                float value[4];
-                UNROLL for (int k = 0; k < 4; k++) {
-                    // A row that saw nothing is zero even beside values that are not finite.
-                    float sum = tile[m][(c + k) % LANE_COLUMNS].value[(c + k) / LANE_COLUMNS];
-                    value[k] = scale == 0.0f ? 0.0f : sum * scale;
-                }
-                *(Word2 GLOBAL*)(to + c) = {pack(value[0], value[1]), pack(value[2], value[3])};
+                store_columns(to + c, column_of(c), column_of(c + 1), column_of(c + 2), column_of(c + 3), scale);
             }
         }
     }
@@ -363,7 +295,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     Queries queries;
     Softmax softmax[WAVE_TILES];
     auto start = [&] {
-        queries.read(p, keys.seq, row(0));
+        queries.read(p, keys.seq, row(0), shared);
         UNROLL for (int r = 0; r < WAVE_TILES; r++) softmax[r].start(p, keys, row(r));
     };
     start();
@@ -374,15 +306,15 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
 
     int number = 0;  // of the tile whose logits are there
     Logits logits = {};
-    UNROLL for (int j = 0; j < CHUNKS; j++) logits.push(tile_at(number), queries, j);
+    UNROLL for (int j = 0; j < CHUNKS; j++) logits.push(shared, tile_at(number), queries, j);
     NO_UNROLL while (true) {
         // Weights of the tile whose logits are there.
         uint8 SHARED* weights = shared + WEIGHTS_AT + (number & 1) * WEIGHTS_BYTES;
         UNROLL for (int r = 0; r < WAVE_TILES; r++) {
             int m = wave_index() * WAVE_TILES + r;
-            Word2 word;
-            float factor = softmax[r].push(p, logits.sum[r], word, keys.token);
-            *(Word2 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = word;
+            float x[1][MMA_ELEMS];
+            float factor = softmax[r].push<1>(p, {logits.sum[r]}, x, keys.token);
+            *(Word2 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {pack(x[0][0], x[0][1]), pack(x[0][2], x[0][3])};
             if (unlikely(wave_any(factor != 1.0f))) {
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) factors[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = factor;
@@ -395,7 +327,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
         if (unlikely(last)) {
             slot = slot_of(p, part, seq);
             UNROLL for (int r = 0; r < WAVE_TILES; r++) {
-                float scale = softmax[r].finish(p, seq, row(r), slot);
+                float scale = softmax[r].finish(p, seq, row(r), slot, true);
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) scales[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = scale;
             }
@@ -413,12 +345,11 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
             barrier();
         }
         Output::Operands operands;
-        operands.load_values(tile_at(number));
         logits = {};
         UNROLL for (int j = 0; j < CHUNKS; j++) {
-            logits.push(tile_at(number + 1), queries, j);
+            logits.push(shared, tile_at(number + 1), queries, j);
             UNROLL for (int u = Output::UNITS * j / CHUNKS; u < Output::UNITS * (j + 1) / CHUNKS; u++) {
-                output.push(u, operands, weights);
+                output.push(u, operands, tile_at(number), weights);
             }
         }
         if (unlikely(last)) {

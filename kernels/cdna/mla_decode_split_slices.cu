@@ -11,8 +11,8 @@
 //   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values change
 //             lanes through the wave's own shared memory, as soon as the logits are done with them
 //
-// A lane is the `lane % 16`-th token or column of what it multiplies, and the `lane / 16`-th quarter of what is summed over. It loads
-// tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are loaded to match.
+// A lane loads tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are loaded
+// to match. kernels/cdna/lanes.h says how operands and results lie.
 
 constexpr int WAVES = THREADS / WAVE;
 constexpr int ROW_TILES = BLOCK_ROWS / 16;
@@ -37,9 +37,6 @@ constexpr int SHARED_BYTES = 2 * SET_BYTES;
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-DEVICE int lane_token() { return lane_index() % 16; }
-DEVICE int lane_quarter() { return lane_index() / 16; }
-
 /// Looks up where the tokens of a tile are, a tile before they are loaded.
 struct Pages {
     Cursor at;
@@ -59,7 +56,7 @@ struct Pages {
         table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
     }
 
-    DEVICE int token_of(int t) const { return at.token + t * 16 + lane_token(); }
+    DEVICE int token_of(int t) const { return at.token + t * 16 + lane_row(); }
 
     /// Place of a token within its page.
     DEVICE int entry(const DecodeParams& p, int t) const {
@@ -136,10 +133,10 @@ struct Tile {
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
 };
 
-/// Query rows as the lane multiplies them: row `lane_token()` of each row tile.
+/// Query rows as the lane multiplies them: row `lane_row()` of each row tile.
 struct Queries {
-    FragB latent[ROW_TILES][CHUNKS * 2];
-    FragB rope[ROW_TILES];
+    Word4 latent[ROW_TILES][CHUNKS];
+    Word2 rope[ROW_TILES];
 
     DEVICE void read(const DecodeParams& p, int virtual_seq, int first_row) {
         int lane = unhoisted(lane_index());
@@ -147,15 +144,12 @@ struct Queries {
             Row at = row_of(p, virtual_seq, first_row + m * 16 + lane % 16);
             const uint16 GLOBAL* row = query_row(p, at);
             UNROLL for (int j = 0; j < CHUNKS; j++) {
-                Word4 word = {};
-                if (at.valid) word = *(const Word4 GLOBAL*)(row + wave_index() * COLUMNS + j * CHUNK + lane / 16 * 8);
-                latent[m][j * 2] = frag_of(word.x, word.y);
-                latent[m][j * 2 + 1] = frag_of(word.z, word.w);
+                latent[m][j] = {};
+                if (at.valid) latent[m][j] = *(const Word4 GLOBAL*)(row + wave_index() * COLUMNS + j * CHUNK + lane / 16 * 8);
             }
-            if (!HAS_ROPE) continue;
-            Word2 word = {};
-            if (at.valid) word = *(const Word2 GLOBAL*)(row + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + lane / 16 * 4);
-            rope[m] = frag_of(word.x, word.y);
+            rope[m] = {};
+            if (!HAS_ROPE || !at.valid) continue;
+            rope[m] = *(const Word2 GLOBAL*)(row + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + lane / 16 * 4);
         }
     }
 };
@@ -163,27 +157,24 @@ struct Queries {
 /// Values of a chunk: operands of 16 tokens x 16 columns. The `n`-th holds columns 8 (row / 4) + 2 (row % 4) + n of the chunk by the row of
 /// the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
 struct Values {
-    FragA step[4][2];
+    Word2 step[4][2];
 
     DEVICE void exchange(const Word4 (&token)[TOKENS], uint8 SHARED* area) {
         int lane = lane_index();
         uint8 SHARED* to = area + (lane + lane / 16) * 16;
         const uint8 SHARED* from = area + lane % 4 * PAIR_STRIDE + (lane % 16 / 4 * 17 + lane / 16 * 4) * 16;
-        UNROLL for (int pair = 0; pair < 4; pair++) {
-            uint32 word[TOKENS];
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                const Word4& of = token[t];
-                word[t] = pair == 0 ? of.x : pair == 1 ? of.y : pair == 2 ? of.z : of.w;
-            }
-            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) = {
-                select_bytes(word[0], word[1], 0x5410), select_bytes(word[2], word[3], 0x5410),
-                select_bytes(word[0], word[1], 0x7632), select_bytes(word[2], word[3], 0x7632)};
-        }
+        auto store = [&](int pair, uint32 Word4::*word) {
+            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) = transpose_pairs(token[0].*word, token[1].*word, token[2].*word, token[3].*word);
+        };
+        store(0, &Word4::x);
+        store(1, &Word4::y);
+        store(2, &Word4::z);
+        store(3, &Word4::w);
         wave_barrier();
         UNROLL for (int u = 0; u < 4; u++) {
-            Word4 word = *(const Word4 SHARED*)(from + u * 16);
-            step[u][0] = frag_of(word.x, word.y);
-            step[u][1] = frag_of(word.z, word.w);
+            Word4 pair = *(const Word4 SHARED*)(from + u * 16);
+            step[u][0] = {pair.x, pair.y};
+            step[u][1] = {pair.z, pair.w};
         }
         wave_barrier();
     }
@@ -193,21 +184,9 @@ struct Values {
 struct Logits {
     Accum sum[ROW_TILES][TOKENS];
 
-    DEVICE void push(const Word4 (&token)[TOKENS], const Queries& q, int j) {
-        UNROLL for (int half = 0; half < 2; half++) {
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                FragA key = half == 0 ? frag_of(token[t].x, token[t].y) : frag_of(token[t].z, token[t].w);
-                UNROLL for (int m = 0; m < ROW_TILES; m++) mma<Q_IS_BF16>(sum[m][t], key, q.latent[m][j * 2 + half]);
-            }
-        }
-    }
-
-    DEVICE void push_rope(const Word2 (&token)[TOKENS], const Queries& q) {
-        UNROLL for (int t = 0; t < TOKENS; t++) {
-            UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                mma<Q_IS_BF16>(sum[m][t], frag_of(token[t].x, token[t].y), q.rope[m]);
-            }
-        }
+    template <typename Word>
+    DEVICE void push(int m, const Word (&token)[TOKENS], const Word& query) {
+        UNROLL for (int t = 0; t < TOKENS; t++) multiply(sum[m][t], token[t], query);
     }
 
     /// Adds up the waves' shares.
@@ -232,98 +211,41 @@ struct Logits {
     }
 };
 
-/// The sum of a value over a query row's four lanes, or their maximum.
-template <typename Combine>
-DEVICE float combine_quarters(float value, Combine combine) {
-    value = combine(value, shuffle_xor(value, 16));
-    return combine(value, shuffle_xor(value, 32));
-}
-
 /// Softmax and output of the lane's query row of a row tile.
 struct Rows {
+    Softmax softmax;
     Accum output[CHUNKS][2];
-    float maximum, sum;  // the sum is this lane's share
-    int limit;           // tokens that the row sees of this piece
 
     DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
+        softmax.start(p, at, row);
         UNROLL for (int j = 0; j < CHUNKS; j++) output[j][0] = output[j][1] = {};
-        maximum = NO_MAXIMUM;
-        sum = 0.0f;
-        Row of = row_of(p, at.seq, row);
-        limit = smaller(visible_tokens(p, sequence_length(p, of.seq), of.token), at.end);
-        if (!of.valid) limit = at.end;
     }
 
     /// Turns products into weights, of 16 tokens each.
-    DEVICE void push(const DecodeParams& p, const Accum (&logits)[TOKENS], FragB (&weights)[4], int token) {
-        float scale = p.sm_scale * p.kv_scale * LOG2_E;
-        float x[TOKENS][4];
-        UNROLL for (int t = 0; t < TOKENS; t++) {
-            UNROLL for (int i = 0; i < 4; i++) x[t][i] = logits[t].value[i] * scale;
-        }
-        if (unlikely(p.softcap != 0.0f)) {
-            float softcap = unhoisted(p.softcap);
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                UNROLL for (int i = 0; i < 4; i++) {
-                    x[t][i] = softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[t][i] * (2.0f / softcap)) + 1.0f));
-                }
-            }
-        }
-        if (unlikely(wave_any(token + TILE_TOKENS > limit))) {
-            int seen = unhoisted(limit - token - accum_row(0));
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                UNROLL for (int i = 0; i < 4; i++) {
-                    if (t * 16 + i >= seen) x[t][i] = NEGATIVE_INFINITY;
-                }
-            }
-        }
-        float highest = NEGATIVE_INFINITY;
-        UNROLL for (int t = 0; t < TOKENS; t++) {
-            UNROLL for (int i = 0; i < 4; i++) highest = ::maximum(highest, x[t][i]);
-        }
-        if (unlikely(wave_any(highest > maximum + LAZY_MAX))) {
-            float raised = combine_quarters(highest, [](float a, float b) { return ::maximum(a, b); });
-            if (raised <= maximum + LAZY_MAX) raised = maximum;
-            float factor = exp2(maximum - raised);
-            maximum = raised;
-            sum *= factor;
+    DEVICE void push(const DecodeParams& p, const Accum (&logits)[TOKENS], Word2 (&weights)[4], int token) {
+        float x[TOKENS][MMA_ELEMS];
+        float factor = softmax.push(p, logits, x, token);
+        if (unlikely(wave_any(factor != 1.0f))) {
             UNROLL for (int j = 0; j < CHUNKS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
                     UNROLL for (int i = 0; i < MMA_ELEMS; i++) output[j][n].value[i] *= factor;
                 }
             }
         }
-        UNROLL for (int i = 0; i < 4; i++) {
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                x[t][i] = exp2(x[t][i] - maximum);
-                sum += x[t][i];
-            }
-            weights[i] = frag_of(pack(x[0][i], x[1][i]), pack(x[2][i], x[3][i]));
-        }
+        UNROLL for (int u = 0; u < 4; u++) weights[u] = {pack(x[0][u], x[1][u]), pack(x[2][u], x[3][u])};
     }
 
     /// Writes the piece's result, to `slot` or, if that is negative, to the output.
     DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
-        sum = combine_quarters(sum, [](float a, float b) { return a + b; });
+        float scale = softmax.finish(p, virtual_seq, row, slot, wave_index() == 0);
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
-        float scale = result_scale(p, sum, slot);
-        if (wave_index() == 0 && lane_quarter() == 0) {
-            float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
-            if (slot < 0) {
-                write_lse(p, of, lse);
-            } else {
-                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
-            }
-        }
         uint16 GLOBAL* to = result_row(p, of, slot, row) + unhoisted(wave_index() * COLUMNS + lane_quarter() * 8);
         UNROLL for (int j = 0; j < CHUNKS; j++) {
-            float value[8];
-            // A row that saw nothing is zero even beside values that are not finite.
-            UNROLL for (int i = 0; i < 8; i++) value[i] = scale == 0.0f ? 0.0f : output[j][i % 2].value[i / 2] * scale;
-            *(Word2 GLOBAL*)(to + j * CHUNK) = {pack(value[0], value[1]), pack(value[2], value[3])};
-            *(Word2 GLOBAL*)(to + j * CHUNK + 4) = {pack(value[4], value[5]), pack(value[6], value[7])};
+            const float (&even)[MMA_ELEMS] = output[j][0].value;
+            const float (&odd)[MMA_ELEMS] = output[j][1].value;
+            store_columns(to + j * CHUNK, even[0], odd[0], even[1], odd[1], scale);
+            store_columns(to + j * CHUNK + 4, even[2], odd[2], even[3], odd[3], scale);
         }
     }
 };
@@ -351,7 +273,7 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     }
     Queries queries;
     Rows rows[ROW_TILES];
-    auto row = [&](int m) { return unhoisted(first_row + m * 16 + lane_token()); };
+    auto row = [&](int m) { return unhoisted(first_row + m * 16 + lane_row()); };
     auto start = [&] {
         queries.read(p, at.seq, first_row);
         UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].start(p, at, row(m));
@@ -368,23 +290,21 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
         pages.advance(p, part);
         Logits logits = {};
         Values values[CHUNKS];
-        if (HAS_ROPE) logits.push_rope(tile.rope, queries);
+        UNROLL for (int m = 0; m < ROW_TILES && HAS_ROPE; m++) logits.push(m, tile.rope, queries.rope[m]);
         tile.load_rope(next);
         UNROLL for (int j = 0; j < CHUNKS; j++) {
-            logits.push(tile.latent[j], queries, j);
+            UNROLL for (int m = 0; m < ROW_TILES; m++) logits.push(m, tile.latent[j], queries.latent[m][j]);
             values[j].exchange(tile.latent[j], area);
             tile.load_chunk(next, j);
         }
         logits.gather(set);
 
-        FragB weights[ROW_TILES][4];
-        UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].push(p, logits.sum[m], weights[m], at.token);
-        UNROLL for (int u = 0; u < 4; u++) {
-            UNROLL for (int j = 0; j < CHUNKS; j++) {
-                UNROLL for (int n = 0; n < 2; n++) {
-                    UNROLL for (int m = 0; m < ROW_TILES; m++) {
-                        mma<Q_IS_BF16>(rows[m].output[j][n], values[j].step[u][n], weights[m][u]);
-                    }
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            Word2 weights[4];
+            rows[m].push(p, logits.sum[m], weights, at.token);
+            UNROLL for (int u = 0; u < 4; u++) {
+                UNROLL for (int j = 0; j < CHUNKS; j++) {
+                    UNROLL for (int n = 0; n < 2; n++) multiply(rows[m].output[j][n], values[j].step[u][n], weights[u]);
                 }
             }
         }

@@ -7,7 +7,7 @@ use crate::backend::DecodeShape;
 
 /// `kernels/cdna/mla_decode_split_slices.cu`, for 16 rows: waves share out the columns of a row.
 pub(super) const SLICES_FORM: u32 = 5;
-/// `kernels/cdna/mla_decode_split_rows.cu`, for 128: waves share out the rows, and the columns of the output.
+/// `kernels/cdna/mla_decode_split_rows.cu`, for 64 or 128: waves share out the rows, and the columns of the output.
 pub(super) const ROWS_FORM: u32 = 6;
 
 /// The form's variant for a group of `rows` rows, if one of CDNA's is to serve the problem.
@@ -29,7 +29,7 @@ pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     }
     let form =
         |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
-    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 128, 16, 512)]
+    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), form(ROWS_FORM, 128, 16, 512)]
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -44,5 +44,6 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let tile = tile_tokens * (variant.kv_lora_rank + variant.rope_dim) * 2;
     let weights = block_rows * tile_tokens * 2;
     let places = tile_tokens * 16;
-    2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4
+    let staged = if block_rows == 64 { 5 } else { 1 };
+    2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * threads * 16
 }

@@ -85,6 +85,7 @@ const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
+const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
 const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
 const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
@@ -100,8 +101,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_KEYS],
-            select_cdna::SLICES_FORM => &[PART, CDNA_SPLIT_SLICES],
-            select_cdna::ROWS_FORM => &[PART, CDNA_SPLIT_ROWS],
+            select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
+            select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
             _ => &[PART, STREAM, SOFTMAX, DECODE_SPLIT],
         },
