@@ -3,6 +3,9 @@
 
 pub mod backend;
 pub mod batch;
+#[cfg(feature = "candle")]
+#[cfg_attr(docsrs, doc(cfg(feature = "candle")))]
+pub mod candle;
 pub mod config;
 pub mod error;
 pub mod fp8;
