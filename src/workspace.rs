@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::observe::event;
 
 /// Every view begins on a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
@@ -202,15 +203,13 @@ impl<B: Backend> Workspace<B> {
     /// Forbids growth from now on: what was reserved is all there is.
     pub fn lock(&mut self) {
         self.table.lock();
-        #[cfg(feature = "tracing")]
-        tracing::debug!(bytes = self.table.bytes().sum::<usize>(), "workspace locked");
+        event!(DEBUG, bytes = self.table.bytes().sum::<usize>(), "workspace locked");
     }
 
     /// Allows growth again. Buffers that graphs use still cannot be replaced.
     pub fn unlock(&mut self) {
         self.table.unlock();
-        #[cfg(feature = "tracing")]
-        tracing::debug!("workspace unlocked");
+        event!(DEBUG, "workspace unlocked");
     }
 
     /// Sizes, generations and lock.
@@ -230,8 +229,7 @@ impl<B: Backend> Workspace<B> {
         }
         self.buffers[slot] = Some(Arc::new(self.backend.alloc(bytes, "the workspace")?));
         self.table.replaced(slot, bytes)?;
-        #[cfg(feature = "tracing")]
-        tracing::debug!(slot, from = have, to = bytes, caller = %caller, "workspace slot resized");
+        event!(DEBUG, slot, from = have, to = bytes, caller = %caller, "workspace slot resized");
         Ok(())
     }
 }

@@ -10,6 +10,7 @@ use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
+use crate::observe::span;
 use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
@@ -146,6 +147,7 @@ impl<B: Backend> MlaDecode<B> {
         if query_len == 0 {
             return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
         }
+        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;
