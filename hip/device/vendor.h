@@ -46,6 +46,8 @@ DEVICE void wave_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
 
 /// Two barriers apart at least from the next call.
