@@ -122,10 +122,14 @@ fn cache(u: &mut Unstructured<'_>, memory: &mut Memory, layer: &lw_layer) -> Res
     let mut part = |u: &mut Unstructured<'_>, width: i64| {
         let token = stride(u, width)?;
         let strides = [stride(u, layer.page_size.saturating_mul(token.max(width)))?, token];
-        Ok((memory.tensor(u, size, &[num_pages, layer.page_size, width], &strides)?, strides))
+        Ok((memory.tensor::<c_void>(u, size, &[num_pages, layer.page_size, width], &strides)?, strides))
     };
-    let (kv, kv_strides) = part(u, width)?;
+    let (mut kv, kv_strides) = part(u, width)?;
     let (k_rope, k_rope_strides) = if split { part(u, layer.qk_rope_head_dim)? } else { (null_mut(), [0; 2]) };
+    if split && k_rope.is_null() {
+        // Then `kv` is said to hold both parts.
+        kv = null_mut();
+    }
     Ok(lw_kv_cache { kv, k_rope, num_pages, kv_strides, k_rope_strides })
 }
 
