@@ -138,12 +138,23 @@ debian_install() {
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq "$@" >/dev/null 2>&1 || { echo "apt cannot install $*"; return 1; }
 }
 
+# AMD's compiler and disassembler; what is missing is reported as not run by those who need it.
+amd_compiler() {
+  if ! command -v clang++-22 >/dev/null || ! command -v ld.lld-22 >/dev/null || ! command -v llvm-objdump-22 >/dev/null; then
+    debian_install clang-22 lld-22 llvm-22 || true
+  fi
+}
+
 job_kernels() {
   say "every kernel variant for every architecture of both vendors, without a GPU"
-  if ! command -v clang++-22 >/dev/null || ! command -v ld.lld-22 >/dev/null; then
-    debian_install clang-22 lld-22 || true
-  fi
+  amd_compiler
   python3 ci/kernels.py --all
+}
+
+job_isa() {
+  say "what the main loops of both vendors execute, against ci/isa/budgets.toml"
+  amd_compiler
+  python3 ci/isa
 }
 
 job_hip() {

@@ -24,7 +24,7 @@ pub mod source;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use compile::{Compiled, Compiler, Resources};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
-pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile};
+pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile, source_of};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use load::Origin;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

@@ -130,7 +130,7 @@ fn forms_of(arch: &str) -> &'static [Form] {
 }
 
 /// Shared memory of one block that an architecture is known to have, in bytes.
-fn shared_limit(arch: &str) -> usize {
+pub fn shared_limit(arch: &str) -> usize {
     match arch.split(':').next().unwrap_or(arch) {
         "gfx950" => 160 << 10,
         arch if arch.starts_with("gfx") => 64 << 10,

@@ -69,8 +69,19 @@ pub const ROCM: Dialect = Dialect {
     backend: "rocm",
     vendor: SourceFile { name: "hip/device/vendor.h", text: hip_sys::VENDOR_H },
     mma: SourceFile { name: "hip/device/mma.h", text: hip_sys::MMA_H },
-    // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
-    options: &["-std=c++17", "-O3", "-mcode-object-version=5", "-mllvm", "-pragma-unroll-threshold=1000000"],
+    options: &[
+        "-std=c++17",
+        "-O3",
+        // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
+        "-mcode-object-version=5",
+        // Nested loops over registers must be unrolled whole, and a call in a main loop would save and move registers.
+        "-mllvm",
+        "-pragma-unroll-threshold=1000000",
+        "-mllvm",
+        "-amdgpu-early-inline-all=true",
+        "-mllvm",
+        "-amdgpu-function-calls=false",
+    ],
 };
 
 const PARAMS: SourceFile = embed!("kernels/params.h");
