@@ -151,6 +151,26 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     high = f16_to_float((uint16)(packed >> 16));
 }
 
+#if defined(__gfx942__)
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = true;
+#elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+constexpr bool EXPANDS_E4M3 = true, EXPANDS_E4M3FNUZ = false;
+#else
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+#endif
+
+/// Four 8-bit floats, of whichever kind the device has, as floats.
+DEVICE void fp8x4_to_float(uint32 bytes, float (&value)[4]) {
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+    auto low = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, false);
+    auto high = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, true);
+    value[0] = low[0];
+    value[1] = low[1];
+    value[2] = high[0];
+    value[3] = high[1];
+#endif
+}
+
 constexpr bool CONVERTS_E4M3 = false;
 DEVICE void e4m3x4_to_f16(uint32, uint32&, uint32&) {}
 
