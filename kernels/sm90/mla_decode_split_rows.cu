@@ -1,57 +1,58 @@
 // Stage 1 of MLA decode for Hopper, query rows as the rows of the products: 64 of them in a block, tiles of 64 tokens.
 //
-// Four warpgroups, each with its own work and its own share of the registers:
+// One warp, the loader, keeps a ring of tiles filled, in units of 64 columns. Two warpgroups, the sides, compute: of every tile
+// each multiplies the weights with its half of the columns, and of every second tile, its own, it computes the weights. A side
 //
-//   loader   one warp keeps a ring of tiles filled, in units of 64 columns
-//   logits   queries in registers x tile, softmax; the weights take the place of the tile's rotary unit, which is then done with
-//   output   two warpgroups: weights x half of the tile's columns each, sums in registers
+//   begins the logits of its tile,
+//   then the output of the other side's tile before, which runs beside its softmax,
+//   hands its weights over in shared memory, and multiplies them, still in registers, with its own half of its tile.
 //
-// The weights of a tile are handed on before the logits of the next one begin, so that its output runs beside them and its place
-// in the ring is free early. Logits begun before the softmax were slower: a warp that begins products of operands in registers
-// waits for them. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
+// While one side is in its softmax the other's products fill the matrix units. Row maxima and sums pass from tile to tile, and
+// so from side to side, with the weights; a maximum is raised only when a logit exceeds it by LAZY_MAX, so sums of the output
+// are rarely rescaled.
 
 constexpr int ROWS = 64;
 constexpr int LOADER_REGISTERS = 24;
-constexpr int LOGITS_REGISTERS = 168;
-constexpr int OUTPUT_REGISTERS = 160;
+constexpr int SIDE_REGISTERS = 240;
+constexpr int SIDE_THREADS = 128;
+constexpr int SIDE_WARPS = 4;
 constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
-#ifndef HELD_UNITS
-#define HELD_UNITS 4  // of a query row in registers; the others are read from shared memory
-#endif
+// Of a query row the first unit of each half and the rotary one are held in registers, the others in shared memory.
+constexpr int HELD_UNITS = QUERY_UNITS - LATENT_UNITS + 2;
+constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
 constexpr int HALF = KV_LORA_RANK / 2;
-static_assert(BLOCK_ROWS == ROWS && THREADS == 512, "one loader, one logits, two output warpgroups");
-static_assert(LOADER_REGISTERS + LOGITS_REGISTERS + 2 * OUTPUT_REGISTERS <= 512, "registers of a quarter of the unit");
+static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
+static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
-/// What the logits warpgroup says about a tile.
-struct alignas(16) Note {
-    int flags;  // FIRST, LAST and FINAL
-    int valid;  // tokens of the tile before the end of its piece
-    int seq;
-    int pad;
-    int64 slot;  // of the piece's result, or negative for the output; with LAST
+/// What a side says about the rows of its tile.
+struct RowState {
+    float maximum[ROWS];
+    float sum[SIDE_THREADS][2];  // each lane's share of its two rows
 };
-enum NoteFlags { FIRST = 1, LAST = 2, FINAL = 4 };
 
 /// Shared memory, in bytes from its beginning.
 constexpr int QUERY_AT = RING_BYTES;
-constexpr int RESCALE_AT = QUERY_AT + (LATENT_UNITS + 1 - HELD_UNITS) * UNIT_BYTES;
-constexpr int SCALE_AT = RESCALE_AT + STAGES * ROWS * 4;
-constexpr int NOTE_AT = SCALE_AT + STAGES * ROWS * 4;
-constexpr int BARRIERS_AT = NOTE_AT + STAGES * (int)sizeof(Note);
+constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
+constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
+constexpr int BARRIERS_AT = STATE_AT + 2 * (int)sizeof(RowState);
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
-constexpr int SHARED_BYTES = READY_AT + STAGES * 8;
+constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-/// A warp's sixteen query rows: units in registers, the others in shared memory.
+/// Named barriers.
+enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };
+
+/// A warp's sixteen query rows: those units that are in registers: of the side's own half, of the other, rotary.
 struct Queries {
     uint32 word[HELD_UNITS][16];
 
     /// Loads the rows of a virtual sequence; those that do not exist become zeros. Units for registers pass through the
-    /// warp's rows of the first unit in shared memory, where they take the arrangement that the products expect.
-    DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
+    /// warp's rows of the side's first unit in shared memory, where they take the arrangement that the products expect.
+    DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged) {
+        staged += side * STAGED_UNITS * UNIT_BYTES;  // a side loads its own half of those in shared memory
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
         unsigned char SHARED* place[4];
@@ -63,12 +64,12 @@ struct Queries {
             valid[i] = row.valid;
             from[i] = global_pointer<const uint16>(p.q) + lane % 8 * 8;
             if (row.valid) from[i] += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-            place[i] = shared + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
+            place[i] = staged + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
         }
-        auto fetch = [&](uint32* to, int unit) {
+        auto fetch = [&](uint32* to, int column) {
             UNROLL for (int i = 0; i < 4; i++) {
                 Word4 raw = {0, 0, 0, 0};
-                if (valid[i]) raw = *(const Word4 GLOBAL*)(from[i] + unit * UNIT_COLUMNS);
+                if (valid[i]) raw = *(const Word4 GLOBAL*)(from[i] + column * UNIT_COLUMNS);
                 to[i * 4] = raw.x;
                 to[i * 4 + 1] = raw.y;
                 to[i * 4 + 2] = raw.z;
@@ -80,12 +81,13 @@ struct Queries {
                 *(Word4 SHARED*)place[i] = {raw[i * 4], raw[i * 4 + 1], raw[i * 4 + 2], raw[i * 4 + 3]};
             }
         };
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fetch(word[unit], unit);
+        int half = side * HALF_UNITS;
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fetch(word[unit], unit == 2 ? LATENT_UNITS : half ^ unit * HALF_UNITS);
         uint32 first[16];
-        fetch(first, HELD_UNITS);
-        UNROLL for (int unit = HELD_UNITS + 1; unit < QUERY_UNITS; unit++) {
+        fetch(first, half + 1);
+        UNROLL for (int unit = 1; unit < STAGED_UNITS; unit++) {
             UNROLL for (int i = 0; i < 4; i++) {
-                copy16_async(place[i] + (unit - HELD_UNITS) * UNIT_BYTES, from[i] + unit * UNIT_COLUMNS, valid[i]);
+                copy16_async(place[i] + unit * UNIT_BYTES, from[i] + (half + 1 + unit) * UNIT_COLUMNS, valid[i]);
             }
         }
         copy_commit();
@@ -95,7 +97,7 @@ struct Queries {
             UNROLL for (int step = 0; step < 4; step++) {
                 int row = lane % 16;
                 load_matrix_at(word[unit] + step * 4,
-                               shared_address(shared) + (warp_row + row) * 128 + ((step * 2 + lane / 16) ^ row % 8) * 16);
+                               shared_address(staged) + (warp_row + row) * 128 + ((step * 2 + lane / 16) ^ row % 8) * 16);
             }
             warp_barrier();
         }
@@ -105,194 +107,100 @@ struct Queries {
     }
 };
 
-/// Softmax of a lane's two rows; the four lanes of a row hold sixteen tokens each.
-struct Softmax {
-    float maximum[2], sum[2];  // the sum is this lane's share
-    int limit[2];              // tokens that the row sees of this piece
-    int begin;                 // first token of this piece
-
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int first_row) {
-        int row = first_row + warp_of_group() * 16 + lane_index() / 4;
-        UNROLL for (int r = 0; r < 2; r++) {
-            maximum[r] = NO_MAXIMUM;
-            sum[r] = 0.0f;
-            Row of = row_of(p, at.seq, row + r * 8);
-            int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-            limit[r] = of.valid ? smaller(visible, at.end) : 0;
-        }
-    }
-
-    /// Turns the logits of the tile at `token` into weights, and says what each row's earlier sums are to be multiplied by.
-    DEVICE void push(const DecodeParams& p, float (&x)[32], int token, float (&factor)[2]) {
-        scale_logits(p, x);
-        if (token + TILE_TOKENS > smaller(limit[0], limit[1]) || token < begin) {
-            UNROLL for (int i = 0; i < 32; i++) {
-                int at = token + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-                if (at >= limit[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
-            }
-        }
-        UNROLL for (int r = 0; r < 2; r++) {
-            float highest = x[2 * r];
-            UNROLL for (int j = 0; j < 8; j++) {
-                highest = ::maximum(highest, ::maximum(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
-            }
-            highest = lanes_maximum<4>(highest);
-            factor[r] = 1.0f;
-            if (highest > maximum[r] + LAZY_MAX || maximum[r] == NO_MAXIMUM) {
-                float raised = ::maximum(highest, NO_MAXIMUM);
-                factor[r] = exp2(maximum[r] - raised);
-                maximum[r] = raised;
-                sum[r] *= factor[r];
-            }
-            UNROLL for (int j = 0; j < 8; j++) {
-                UNROLL for (int e = 0; e < 2; e++) {
-                    float& value = x[4 * j + 2 * r + e];
-                    value = exp2(value - maximum[r]);
-                    sum[r] += value;
-                }
-            }
-        }
-    }
-
-    /// The row's natural-log LSE; `sum` becomes the whole row's. Emptiness is a sum of zero: a NaN must show.
-    DEVICE float finish(int r) {
-        sum[r] = lanes_sum<4>(sum[r]);
-        return sum[r] == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(sum[r])) * LN_2;
-    }
-};
-
-/// Starts the products of the queries with a tile, unit by unit as they come in.
-DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 queries, const Ring& ring, HalfPlace half, TilePlace tile) {
+/// Starts the products of the queries with the tile `n`, unit by unit as they come in, the side's own columns first.
+DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
+    HalfPlace half = place_of<HALVES>(2 * n);
     UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
         if (unit == HALF_UNITS) half.advance();
         bool rotary = unit == LATENT_UNITS;
-        uint32 full = rotary ? ring.rotary_full(tile.index) : ring.half_full(half.index) + unit % HALF_UNITS * 8;
-        uint32 keys = rotary ? ring.rotary(tile.index) : ring.half(half.index) + unit % HALF_UNITS * UNIT_BYTES;
-        barrier_wait(full, rotary ? tile.parity : half.parity);
+        int column = unit % HALF_UNITS, other = unit / HALF_UNITS;
+        uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
+        uint32 keys = rotary ? ring.rotary(0) : ring.half(half.index);
+        barrier_wait(rotary ? ring.rotary_full(n % 2) : ring.half_full(half.index) + column * 8, rotary ? n / 2 & 1 : half.parity);
         products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
-            uint64 b = rows_operand(keys + step * 32);
-            if (unit < HELD_UNITS) {
-                product_64_held(x, q.word[unit % HELD_UNITS] + step * 4, b, unit + step > 0);
+            uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
+            if (column == 0) {
+                product_64_held(x, q.word[other] + step * 4, b, unit + step > 0);
             } else {
-                product_64(x, rows_operand(queries + (unit - HELD_UNITS) * UNIT_BYTES + step * 32), b, 1);
+                product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
             }
         }
     }
     products_commit();
 }
 
-/// The logits warpgroup: the weights of a tile, then the logits of the next one.
-struct Weigher {
-    const DecodeParams& p;
-    const Part& part;
-    int first_row;
-    unsigned char SHARED* shared;
-    Ring ring;
-    Cursor ahead;    // tile whose products are started next
-    HalfPlace half;  // its places in the rings
-    TilePlace tile;
-    bool turn;       // it is the first of its piece
-    Queries queries;
-    Softmax softmax;
-    static constexpr int NAME = 1;
+/// Scales what a lane has of its two rows.
+template <int count>
+DEVICE void rescale(float (&value)[count], const float (&factor)[2]) {
+    if (!warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) return;
+    products_wait<0>();  // rarely here: the compiler would put it on all paths
+    UNROLL for (int i = 0; i < count; i++) value[i] *= factor[i / 2 % 2];
+}
 
-    DEVICE Note SHARED* note(int place) const { return (Note SHARED*)(shared + NOTE_AT) + place; }
+/// What a block computes of one sequence, and how much of that its rows see.
+struct Piece {
+    int seq, first_row;
+    int token;       // at which its first tile begins
+    int begin, end;  // its tokens
+    int seen;        // tokens that all rows see
 
-    DEVICE void load_queries() {
-        named_barrier(NAME, 128);  // no warp reads queries any more
-        queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
-        named_barrier(NAME, 128);
+    DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
+        : seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(at.end) {
+        seen = limit(p, 0);
     }
 
-    /// Says what the other warpgroups need to know of the tile ahead, whose place is free now that it has come.
-    DEVICE void describe() {
-        if (thread_index() % 128 != 0) return;
-        Note SHARED* to = note(tile.index);
-        to->flags = (turn ? FIRST : 0) | (ahead.last() ? LAST : 0);
-        to->valid = ahead.end - ahead.token;
-        to->seq = ahead.seq;
-        if (ahead.last()) {
-            Slots slots = slots_of(p, ahead.seq);
-            to->slot = slots.count == 0 ? -1 : slots.begin + ahead.split;
-        }
+    /// Tokens that the block's row sees of the sequence, within the piece's end.
+    DEVICE int limit(const DecodeParams& p, int row) const {
+        Row of = row_of(p, seq, first_row + row);
+        return smaller(visible_tokens(p, sequence_length(p, quotient(seq, num_groups(p))), of.token), end);
     }
 
-    /// Turns the logits of the tile at `token`, at a place of the ring, into weights.
-    DEVICE void weigh(float (&x)[32], int token, int place, bool last) {
-        int lane = lane_index();
-        float factor[2];
-        softmax.push(p, x, token, factor);
+    DEVICE int tiles() const { return divide_up(end - token, TILE_TOKENS); }
+    /// Tokens of tile `i` before the end.
+    DEVICE int valid(int i) const { return end - token - i * TILE_TOKENS; }
 
-        // Weights go where the rotary unit was.
-        int warp_row = warp_of_group() * 16;
-        int matrix_row = lane % 16;
-        uint32 to = ring.rotary(place) + (warp_row + matrix_row) * 128;
-        UNROLL for (int j = 0; j < 8; j += 2) {
-            store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
-                         pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
+    /// Products of tile `i` to logits.
+    DEVICE void mask(const DecodeParams& p, float (&x)[32], int i) const {
+        scale_logits(p, x);
+        int first = token + i * TILE_TOKENS;
+        if (first + TILE_TOKENS <= seen && first >= begin) return;
+        int lane = unhoisted(lane_index());
+        int row = warp_of_group() * 16 + lane / 4;
+        int limits[2] = {limit(p, row), limit(p, row + 8)};
+        UNROLL for (int i = 0; i < 32; i++) {
+            int at = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (at >= limits[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
         }
-        int row = warp_row + lane / 4;
-        if (lane % 4 == 0) {
-            float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place * ROWS + row;
-            rescale[0] = factor[0];
-            rescale[8] = factor[1];
-        }
-        if (last) finish_piece(place, row);
-        publish_to_async();
-        warp_barrier();
-        if (lane == 0) barrier_arrive(ring.base + READY_AT + place * 8);
-    }
-
-    DEVICE void finish_piece(int place, int row) {
-        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place * ROWS + row;
-        int64 slot = note(place)->slot;
-        UNROLL for (int r = 0; r < 2; r++) {
-            float lse = softmax.finish(r);
-            if (lane_index() % 4 != 0) continue;
-            scale[r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
-            int group_row = first_row + row + r * 8;
-            Row of = row_of(p, note(place)->seq, group_row);
-            if (!of.valid) continue;
-            if (slot < 0) {
-                write_lse(p, of, lse);
-            } else {
-                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + group_row] = lse;
-            }
-        }
-    }
-
-    DEVICE void run() {
-        float x[32];
-        int token = -1;  // of the tile whose logits are in `x`; none yet
-        softmax.begin = ahead.seq == part.seq ? part.token : 0;
-        NO_UNROLL while (true) {
-            float ahead_x[32];
-            int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
-            if (token >= 0) weigh(x, token, place, turn);
-            if (turn) load_queries();
-            start_logits(ahead_x, queries, ring.base + QUERY_AT, ring, half, tile);
-            describe();
-            if (token >= 0 && turn) softmax.begin = 0;
-            if (turn) softmax.start(p, ahead, first_row);
-            products_wait<0>();
-            named_barrier(NAME, 128);  // no warp reads the rotary unit any more
-            copy_floats(x, ahead_x);
-            half.advance(2);
-            tile.advance();
-            token = ahead.token;
-            turn = ahead.last();
-            ahead.advance(p, part);
-            if (!warp_any(ahead.more)) break;
-        }
-        int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
-        if (thread_index() % 128 == 0) note(place)->flags |= FINAL;
-        weigh(x, token, place, true);
     }
 };
 
+/// Turns logits into weights, and says what each row's earlier sums are to be multiplied by; the four lanes of a row hold
+/// sixteen tokens each, and a share of its sum.
+DEVICE void weigh(float (&x)[32], float (&maximum)[2], float (&sum)[2], float (&factor)[2]) {
+    UNROLL for (int r = 0; r < 2; r++) {
+        float highest = x[2 * r];
+        UNROLL for (int j = 0; j < 8; j++) highest = ::maximum(highest, ::maximum(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
+        highest = lanes_maximum<4>(highest);
+        factor[r] = 1.0f;
+        if (highest > maximum[r] + LAZY_MAX || maximum[r] == NO_MAXIMUM) {
+            float raised = ::maximum(highest, NO_MAXIMUM);
+            factor[r] = exp2(maximum[r] - raised);
+            maximum[r] = raised;
+            sum[r] *= factor[r];
+        }
+        UNROLL for (int j = 0; j < 8; j++) {
+            UNROLL for (int e = 0; e < 2; e++) {
+                float& value = x[4 * j + 2 * r + e];
+                value = exp2(value - maximum[r]);
+                sum[r] += value;
+            }
+        }
+    }
+}
+
 /// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
-DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int64 slot, int first_row, int column,
+DEVICE void write_output(const DecodeParams& p, float (&o)[128], int seq, int64 slot, int first_row, int column,
                          const float (&scale)[2], unsigned char SHARED* staging) {
     constexpr int ROW_BYTES = HALF * 2;
     constexpr int WINDOW = 8;  // words of 16 bytes whose order a row's number changes
@@ -301,14 +209,14 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
     UNROLL for (int i = 0; i < 128; i++) {
         // A row that saw nothing is zero even beside values that are not finite.
         float factor = scale[i / 2 % 2];
-        o[i / 64][i % 64] = factor == 0.0f ? 0.0f : o[i / 64][i % 64] * factor;
+        o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
     }
     if (slot < 0) {
         uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
         UNROLL for (int word = 0; word < WINDOW; word += 2) {
             uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
             UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                const float* x = o[window / 16] + (window % 16 + word) * 4;
+                const float* x = o + (window + word) * 4;
                 store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
             }
         }
@@ -325,7 +233,7 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
             UNROLL for (int word = 0; word < WINDOW; word += 2) {
                 unsigned char SHARED* at = to + ((word + lane % 4 / 2) ^ lane / 4 % 4 * 2) * 16;
                 UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                    const float* x = o[part] + (window + word) * 2;
+                    const float* x = o + part * 64 + (window + word) * 2;
                     store_pair(at + window * 16, x[0], x[1]);
                     store_pair(at + window * 16 + 8 * ROW_BYTES, x[2], x[3]);
                 }
@@ -343,57 +251,162 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
     publish_to_async();
 }
 
-DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned char SHARED* shared, const Ring& ring) {
-    int lane = lane_index();
-    int row = warp_of_group() * 16 + lane / 4;
-    HalfPlace half = {side, 0};
-    TilePlace place = {0, 0};
-    float o[2][64];  // 128 columns each
-    NO_UNROLL while (true) {
-        barrier_wait(ring.base + READY_AT + place.index * 8, place.parity);
-        const Note SHARED* note = (const Note SHARED*)(shared + NOTE_AT) + place.index;
-        int flags = note->flags;
-        if (!(flags & FIRST)) {
-            const float SHARED* rescale = (const float SHARED*)(shared + RESCALE_AT) + place.index * ROWS + row;
-            float factor[2] = {rescale[0], rescale[8]};
-            if (warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) {
-                UNROLL for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
-            }
-        }
-        if (note->valid < TILE_TOKENS) {
-            clear_rows(shared + half.index * HALF_BYTES, note->valid);
-            named_barrier(2 + side, 128);
-        }
-        uint32 weights = ring.rotary(place.index);
-        uint32 values = ring.half(half.index);
-        products_begin();
-        UNROLL for (int part = 0; part < 2; part++) {
-            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                product_128(o[part], rows_operand(weights + step * 32),
-                            columns_operand<UNIT_BYTES>(values + part * 2 * UNIT_BYTES + step * 2048),
-                            step > 0 || !(flags & FIRST));
-            }
-        }
-        products_commit();
-        products_wait<0>();
+/// One of the two sides.
+struct Side {
+    const DecodeParams& p;
+    int side;
+    unsigned char SHARED* shared;
+    Ring ring;
+    float o[128];  // HALF columns of sixteen rows a warp
+    float maximum[2], sum[2];
 
-        if (flags & LAST) {
-            named_barrier(2 + side, 128);  // no warp reads the values any more
-            const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + place.index * ROWS + row;
-            float scale[2] = {scales[0], scales[8]};
-            write_output(p, o, note->seq, note->slot, first_row + warp_of_group() * 16, side * HALF, scale,
-                         shared + half.index * HALF_BYTES);
-        }
+    DEVICE RowState SHARED* state(int of) const { return (RowState SHARED*)(shared + STATE_AT) + of; }
+    DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
+    /// The side's half of a tile that is its own or not.
+    DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
+    DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
+
+    /// This warp is done with a place of the ring.
+    DEVICE void release(uint32 empty) const {
         warp_barrier();
-        if (lane == 0) {
-            barrier_arrive(ring.half_empty(half.index));
-            barrier_arrive(ring.rotary_empty(place.index));
-        }
-        if (flags & FINAL) break;
-        half.advance(2);
-        place.advance();
+        if (lane_index() == 0) barrier_arrive(empty);
     }
-}
+
+    /// Hands over the weights of the tile `n`, and the state of its rows.
+    DEVICE void hand_over(const uint32 (&weights)[16], int n) {
+        int lane = unhoisted(lane_index());
+        int warp_row = warp_of_group() * 16;
+        int matrix_row = lane % 16;
+        uint32 to = ring.base + WEIGHTS_AT + (warp_row + matrix_row) * 128;
+        UNROLL for (int step = 0; step < 4; step++) {
+            const uint32* a = weights + step * 4;
+            store_matrix(to + ((step * 2 + lane / 16) ^ matrix_row % 8) * 16, a[0], a[1], a[2], a[3]);
+        }
+        RowState SHARED* mine = state(side);
+        store_pair(mine->sum[warp_of_group() * 32 + lane], sum[0], sum[1]);
+        if (lane % 4 == 0) {
+            mine->maximum[warp_row + lane / 4] = maximum[0];
+            mine->maximum[warp_row + lane / 4 + 8] = maximum[1];
+        }
+        publish_to_async();
+        warp_barrier();
+        if (lane == 0) barrier_arrive(ready(n));
+    }
+
+    /// Waits for the weights of the other side's tile `n`, and takes over the state of its rows.
+    DEVICE void take_over(int n) {
+        barrier_wait(ready(n), n / 2 & 1);
+        int row = warp_of_group() * 16 + lane_index() / 4;
+        const RowState SHARED* other = state(side ^ 1);
+        float factor[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            float raised = other->maximum[row + r * 8];
+            factor[r] = exp2(maximum[r] - raised);
+            maximum[r] = raised;
+            sum[r] = other->sum[thread_index() % SIDE_THREADS][r];
+        }
+        rescale(o, factor);
+    }
+
+    /// Clears what the side's half of a tile has after its piece's end.
+    DEVICE void clear(int half, int valid) const {
+        if (valid >= TILE_TOKENS) return;
+        clear_rows(shared + half * HALF_BYTES, valid);
+        side_barrier();
+    }
+
+    /// Starts the products of the weights in shared memory with a half.
+    DEVICE void start_other(int half, bool first) {
+        uint32 weights = ring.base + WEIGHTS_AT, values = ring.half(half);
+        products_begin();
+        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+            product_256(o, rows_operand(weights, step * 32), columns_operand<UNIT_BYTES>(values, step * 2048),
+                        step > 0 || !first);
+        }
+    }
+
+    DEVICE void finish(const Piece& piece, int split, int n, bool own) {
+        Slots slots = slots_of(p, piece.seq);
+        int64 slot = slots.count == 0 ? -1 : slots.begin + split;
+        int warp_row = warp_of_group() * 16;
+        float scale[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            // Emptiness is a sum of zero: a NaN must show.
+            float total = lanes_sum<4>(sum[r]);
+            scale[r] = total == 0.0f ? 0.0f : p.kv_scale / total;
+            float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
+            int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
+            Row of = row_of(p, piece.seq, group_row);
+            if (!own || lane_index() % 4 != 0 || !of.valid) continue;
+            if (slot < 0) {
+                write_lse(p, of, lse);
+            } else {
+                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + group_row] = lse;
+            }
+        }
+        side_barrier();  // no warp reads the values any more
+        write_output(p, o, piece.seq, slot, piece.first_row + warp_row, side * HALF, scale, shared + half(n, own) * HALF_BYTES);
+        release(ring.half_empty(half(n, own)));
+    }
+
+    /// A piece whose first tile is the block's tile `base`.
+    DEVICE void attend(const Piece& piece, int split, int base) {
+        Queries queries;
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);  // no warp reads queries any more
+        queries.load(p, piece.seq, piece.first_row, side, shared + QUERY_AT);
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+        maximum[0] = maximum[1] = NO_MAXIMUM;
+        sum[0] = sum[1] = 0.0f;
+        int tiles = piece.tiles();
+        int i = (base ^ side) & 1;  // the side's own tile
+        NO_UNROLL while (warp_any(i < tiles)) {
+            int n = base + i;
+            float x[32];
+            start_logits(x, queries, side, ring, n);
+            // There is none before the piece's first: those products the first own ones overwrite.
+            if (i > 0) take_over(n - 1);
+            start_other(i > 0 ? half(n - 1, false) : half(n, true), i <= 1);
+            products_commit();
+            products_wait<1>();
+            settle(x);
+            if (ROPE_DIM > 0) release(ring.rotary_empty(0));
+
+            float factor[2];
+            piece.mask(p, x, i);
+            weigh(x, maximum, sum, factor);
+            uint32 weights[16];
+            UNROLL for (int j = 0; j < 16; j++) weights[j] = pack(x[2 * j], x[2 * j + 1]);
+            products_wait<0>();
+            settle(o);
+            if (i > 0) release(ring.half_empty(half(n - 1, false)));
+            side_barrier();  // no warp reads the other side's weights any more
+            hand_over(weights, n);
+            rescale(o, factor);
+            clear(half(n, true), piece.valid(i));
+            uint32 values = ring.half(half(n, true));
+            products_begin();
+            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+                product_256_held(o, weights + step * 4, columns_operand<UNIT_BYTES>(values, step * 2048), step > 0 || i > 0);
+            }
+            products_commit();
+            products_wait<0>();
+            settle(o);
+            i += 2;
+            if (i <= tiles) release(ring.half_empty(half(n, true)));
+        }
+        bool own = i > tiles;  // the last tile
+        int last = base + tiles - 1;
+        if (!warp_any(own)) {
+            take_over(last);
+            clear(half(last, false), piece.valid(tiles - 1));
+            start_other(half(last, false), tiles == 1);
+            products_commit();
+            products_wait<0>();
+            settle(o);
+        }
+        finish(piece, split, last, own);
+    }
+};
 
 KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
@@ -403,9 +416,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
-        constexpr int GROUP_WARPS = 4;
-        ring.init(GROUP_WARPS, 2 * GROUP_WARPS);
-        for (int place = 0; place < STAGES; place++) barrier_init(ring.base + READY_AT + place * 8, GROUP_WARPS);
+        ring.init(SIDE_WARPS, SIDE_WARPS);
+        for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }
     grid_dependency_wait();
@@ -414,7 +426,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
+    int item = block_index() / row_blocks;
+    Part part = find_part(p, item);
     prefetch_pages(p, part);
     Cursor at(p, part);
     if (!at.more) return;
@@ -422,11 +435,19 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
-    } else if (role == 1) {
-        grow_registers<LOGITS_REGISTERS>();
-        Weigher{p, part, first_row, shared, ring, at, {0, 0}, {0, 0}, true}.run();
     } else {
-        grow_registers<OUTPUT_REGISTERS>();
-        sum_output(p, role - 2, first_row, shared, ring);
+        grow_registers<SIDE_REGISTERS>();
+        Side side = {p, role - 1, shared, ring};
+        int base = 0;
+        NO_UNROLL while (true) {
+            Piece piece(p, at, part, first_row);
+            side.attend(piece, at.split, base);
+            base += piece.tiles();
+            // What is left of the part is read again: registers are full.
+            part = find_part(p, item);
+            part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
+            at = Cursor(p, part);
+            if (!warp_any(at.more)) break;
+        }
     }
 }

@@ -27,8 +27,8 @@ pub(super) const KEYS_FORM: u32 = 2;
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 const STAGES: u32 = 3;
-/// Units of a query row that the rows form holds in registers.
-const HELD_UNITS: u32 = 4;
+/// Units of a query row that the rows form has in shared memory; the others are in registers.
+const STAGED_UNITS: u32 = 6;
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
@@ -50,7 +50,7 @@ fn serves(base: &Variant) -> bool {
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 512, form: ROWS_FORM, ..base }
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
 }
 
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
@@ -71,12 +71,12 @@ pub(super) fn unchosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let rows = variant.block_rows;
     let halves = 2 * variant.stages - 1;
-    let rotaries = if variant.form == ROWS_FORM { variant.stages } else { variant.stages - 1 };
+    let rotaries = if variant.form == ROWS_FORM { 1 } else { variant.stages - 1 };
     let ring = halves * 4 * UNIT_BYTES + rotaries * UNIT_BYTES;
-    let ring_barriers = (halves * 5 + 2 * rotaries) * 8;
+    let ring_barriers = (halves * 5 + 2 + rotaries) * 8;
     let rest = if variant.form == ROWS_FORM {
-        let note = 32;
-        (9 - HELD_UNITS) * UNIT_BYTES + variant.stages * (2 * rows * 4 + note) + variant.stages * 8
+        // Queries, weights, maxima and sums of two tiles' rows, two barriers.
+        (STAGED_UNITS + 1) * UNIT_BYTES + 2 * (rows * 4 + 128 * 8) + 2 * 8
     } else {
         // Queries, two tiles' weights, maxima of four warps, limits, slot.
         9 * rows * 128 + 2 * rows * TILE_TOKENS * 2 + 4 * rows * 4 + rows * 4 + 8
