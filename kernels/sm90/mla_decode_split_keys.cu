@@ -166,48 +166,25 @@ DEVICE void write_output(const DecodeParams& p, const float (&o)[LATENT_UNITS][S
         float factor = scale[i / 4 * 2 + i % 2];
         return factor == 0.0f ? 0.0f : o[unit][i] * factor;
     };
-    if (slot < 0) {
-        UNROLL for (int block = 0; block < SUMS / 8; block++) {
-            int row = (block * 2 + lane / 16) * 8 + lane % 8;
-            uint32 to = shared_address(staging) + row * ROW_BYTES + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                uint32 word[4];
-                UNROLL for (int i = 0; i < 4; i++) {
-                    word[i] = pack(scaled(unit, block * 8 + i * 2), scaled(unit, block * 8 + i * 2 + 1));
-                }
-                store_matrix_trans(to + unit * 128, word[0], word[1], word[2], word[3]);
+    UNROLL for (int block = 0; block < SUMS / 8; block++) {
+        int row = (block * 2 + lane / 16) * 8 + lane % 8;
+        uint32 to = shared_address(staging) + row * ROW_BYTES + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+            uint32 word[4];
+            UNROLL for (int i = 0; i < 4; i++) {
+                word[i] = pack(scaled(unit, block * 8 + i * 2), scaled(unit, block * 8 + i * 2 + 1));
             }
+            store_matrix_trans(to + unit * 128, word[0], word[1], word[2], word[3]);
         }
-        group_barrier();
-        NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-            Row of = row_of(p, seq, first_row + r);
-            if (!of.valid) continue;
-            UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-                store_output(output_row(p, of) + word * 8,
-                             *(const Word4 SHARED*)(staging + r * ROW_BYTES + (word ^ r % 8) * 16));
-            }
-        }
-        return;
     }
-    UNROLL for (int pass = 0; pass < 2; pass++) {
-        UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-            UNROLL for (int i = 0; i < SUMS; i++) {
-                int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                int column = warp * 16 + lane / 4 + i / 2 % 2 * 8;
-                *(float SHARED*)(staging + row * ROW_BYTES + unit * 256 + (column / 4 ^ lane % 4 * 2) * 16 + column % 4 * 4) =
-                    scaled(pass * HALF_UNITS + unit, i);
-            }
+    group_barrier();
+    NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
+        Row of = row_of(p, seq, first_row + r);
+        if (!of.valid) continue;
+        UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
+            store_output(result_row(p, of, slot, first_row + r) + word * 8,
+                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (word ^ r % 8) * 16));
         }
-        group_barrier();
-        NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-            if (!row_of(p, seq, first_row + r).valid) continue;
-            float GLOBAL* to = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + first_row + r) * KV_LORA_RANK;
-            UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-                *(Float4 GLOBAL*)(to + pass * KV_LORA_RANK / 2 + word * 4) =
-                    *(const Float4 SHARED*)(staging + r * ROW_BYTES + (word ^ r / 2 % 4 * 2) * 16);
-            }
-        }
-        group_barrier();
     }
 }
 
@@ -222,7 +199,7 @@ DEVICE void finish(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], 
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
         // Emptiness is a sum of zero: a NaN must show.
         bool empty = softmax.sum[i] == 0.0f;
-        scale[i] = empty ? 0.0f : p.kv_scale / softmax.sum[i];
+        scale[i] = result_scale(p, softmax.sum[i], slot);
         float lse = empty ? NEGATIVE_INFINITY : (softmax.maximum[i] + log2(softmax.sum[i])) * LN_2;
         int row = first_row + lane_row(lane, i);
         Row of = row_of(p, seq, row);

@@ -24,17 +24,12 @@ constexpr int HALF = KV_LORA_RANK / 2;
 static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
 static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
-/// What a side says about the rows of its tile.
-struct RowState {
-    float maximum[ROWS];
-    float sum[SIDE_THREADS][2];  // each lane's share of its two rows
-};
-
 /// Shared memory, in bytes from its beginning.
 constexpr int QUERY_AT = RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
 constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
-constexpr int BARRIERS_AT = STATE_AT + 2 * (int)sizeof(RowState);
+constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
+constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
@@ -107,35 +102,32 @@ struct Queries {
     }
 };
 
-/// Starts the products of the queries with the tile `n`, unit by unit as they come in, the side's own columns first.
+/// Starts the products of the queries with the tile `n`, unit by unit as they come in, the side's own columns first. A warp waits for
+/// products whose queries are in registers, so those of others come last.
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
-    UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-        if (unit == HALF_UNITS) half.advance();
-        bool rotary = unit == LATENT_UNITS;
-        int column = unit % HALF_UNITS, other = unit / HALF_UNITS;
-        uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
-        uint32 keys = rotary ? ring.rotary(0) : ring.half(half.index);
-        barrier_wait(rotary ? ring.rotary_full(n % 2) : ring.half_full(half.index) + column * 8, rotary ? n / 2 & 1 : half.parity);
+    auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
+        barrier_wait(full, parity);
         products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
             uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
-            if (column == 0) {
-                product_64_held(x, q.word[other] + step * 4, b, unit + step > 0);
+            if (held) {
+                product_64_held(x, held + step * 4, b, !first || step > 0);
             } else {
                 product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
             }
         }
+    };
+    UNROLL for (int other = 0; other < 2; other++) {
+        uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
+        UNROLL for (int column = 0; column < HALF_UNITS; column++) {
+            start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
+                  column == 0 ? q.word[other] : nullptr, staged, other + column == 0);
+        }
+        half.advance();
+        if (ROPE_DIM > 0 && other == 0) start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(0), 0, q.word[2], 0, false);
     }
     products_commit();
-}
-
-/// Scales what a lane has of its two rows.
-template <int count>
-DEVICE void rescale(float (&value)[count], const float (&factor)[2]) {
-    if (!warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) return;
-    products_wait<0>();  // rarely here: the compiler would put it on all paths
-    UNROLL for (int i = 0; i < count; i++) value[i] *= factor[i / 2 % 2];
 }
 
 /// What a block computes of one sequence, and how much of that its rows see.
@@ -160,11 +152,15 @@ struct Piece {
     /// Tokens of tile `i` before the end.
     DEVICE int valid(int i) const { return end - token - i * TILE_TOKENS; }
 
-    /// Products of tile `i` to logits.
-    DEVICE void mask(const DecodeParams& p, float (&x)[32], int i) const {
-        scale_logits(p, x);
+    /// Products of tile `i` to logits, but for the factor that it says.
+    DEVICE float mask(const DecodeParams& p, float (&x)[32], int i) const {
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        if (p.softcap != 0.0f || scale <= 0.0f) {
+            scale_logits(p, x);
+            scale = 1.0f;
+        }
         int first = token + i * TILE_TOKENS;
-        if (first + TILE_TOKENS <= seen && first >= begin) return;
+        if (first + TILE_TOKENS <= seen && first >= begin) return scale;
         int lane = unhoisted(lane_index());
         int row = warp_of_group() * 16 + lane / 4;
         int limits[2] = {limit(p, row), limit(p, row + 8)};
@@ -172,32 +168,9 @@ struct Piece {
             int at = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
             if (at >= limits[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
         }
+        return scale;
     }
 };
-
-/// Turns logits into weights, and says what each row's earlier sums are to be multiplied by; the four lanes of a row hold
-/// sixteen tokens each, and a share of its sum.
-DEVICE void weigh(float (&x)[32], float (&maximum)[2], float (&sum)[2], float (&factor)[2]) {
-    UNROLL for (int r = 0; r < 2; r++) {
-        float highest = x[2 * r];
-        UNROLL for (int j = 0; j < 8; j++) highest = ::maximum(highest, ::maximum(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
-        highest = lanes_maximum<4>(highest);
-        factor[r] = 1.0f;
-        if (highest > maximum[r] + LAZY_MAX || maximum[r] == NO_MAXIMUM) {
-            float raised = ::maximum(highest, NO_MAXIMUM);
-            factor[r] = exp2(maximum[r] - raised);
-            maximum[r] = raised;
-            sum[r] *= factor[r];
-        }
-        UNROLL for (int j = 0; j < 8; j++) {
-            UNROLL for (int e = 0; e < 2; e++) {
-                float& value = x[4 * j + 2 * r + e];
-                value = exp2(value - maximum[r]);
-                sum[r] += value;
-            }
-        }
-    }
-}
 
 /// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
 DEVICE void write_output(const DecodeParams& p, float (&o)[128], int seq, int64 slot, int first_row, int column,
@@ -211,41 +184,21 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[128], int seq, int64 
         float factor = scale[i / 2 % 2];
         o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
     }
-    if (slot < 0) {
-        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
-        UNROLL for (int word = 0; word < WINDOW; word += 2) {
-            uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
-            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                const float* x = o + (window + word) * 4;
-                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-            }
+    uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+    UNROLL for (int word = 0; word < WINDOW; word += 2) {
+        uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
+        UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+            const float* x = o + (window + word) * 4;
+            store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
         }
-        warp_barrier();
-        NO_UNROLL for (int r = 0; r < 16; r++) {
+    }
+    warp_barrier();
+    NO_UNROLL for (int four = 0; four < 16; four += 4) {
+        UNROLL for (int r = four; r < four + 4; r++) {
             Row of = row_of(p, seq, first_row + r);
             if (!of.valid) continue;
-            store_output(output_row(p, of) + column + lane * 8,
+            store_output(result_row(p, of, slot, first_row + r) + column + lane * 8,
                          *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
-        }
-    } else {
-        unsigned char SHARED* to = staging + lane / 4 * ROW_BYTES + lane % 2 * 8;
-        UNROLL for (int part = 0; part < 2; part++) {
-            UNROLL for (int word = 0; word < WINDOW; word += 2) {
-                unsigned char SHARED* at = to + ((word + lane % 4 / 2) ^ lane / 4 % 4 * 2) * 16;
-                UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                    const float* x = o + part * 64 + (window + word) * 2;
-                    store_pair(at + window * 16, x[0], x[1]);
-                    store_pair(at + window * 16 + 8 * ROW_BYTES, x[2], x[3]);
-                }
-            }
-            warp_barrier();
-            NO_UNROLL for (int r = 0; r < 16; r++) {
-                if (!row_of(p, seq, first_row + r).valid) continue;
-                float GLOBAL* row = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + first_row + r) * KV_LORA_RANK;
-                *(Float4 GLOBAL*)(row + column + part * HALF / 2 + lane * 4) =
-                    *(const Float4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 4 * 2) * 16);
-            }
-            warp_barrier();
         }
     }
     publish_to_async();
@@ -260,7 +213,9 @@ struct Side {
     float o[128];  // HALF columns of sixteen rows a warp
     float maximum[2], sum[2];
 
-    DEVICE RowState SHARED* state(int of) const { return (RowState SHARED*)(shared + STATE_AT) + of; }
+    /// What lanes hand on with a tile's weights: the maxima of their two rows, and their shares of the sums.
+    DEVICE Float4 SHARED& state() const { return *((Float4 SHARED*)(shared + STATE_AT) + thread_index() % SIDE_THREADS); }
+    DEVICE int64 SHARED& slot() const { return *((int64 SHARED*)(shared + SLOT_AT) + side); }
     DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
     /// The side's half of a tile that is its own or not.
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
@@ -270,6 +225,40 @@ struct Side {
     DEVICE void release(uint32 empty) const {
         warp_barrier();
         if (lane_index() == 0) barrier_arrive(empty);
+    }
+
+    /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
+    DEVICE void raise(const float (&to)[2]) {
+        products_wait<0>();  // the compiler would put it on all paths
+        settle(o);
+        float factor[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[r] = exp2(maximum[r] - to[r]);
+            maximum[r] = to[r];
+            sum[r] *= factor[r];
+        }
+        UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+    }
+
+    /// Turns products, which `scale` makes logits, into weights; the four lanes of a row hold sixteen tokens each.
+    DEVICE void weigh(float (&x)[32], float scale) {
+        float highest[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            highest[r] = x[2 * r];
+            UNROLL for (int i = 0; i < 16; i++) highest[r] = ::maximum(highest[r], x[i / 2 * 4 + 2 * r + i % 2]);
+            highest[r] *= scale;
+        }
+        if (warp_any(highest[0] > maximum[0] + LAZY_MAX || highest[1] > maximum[1] + LAZY_MAX)) {
+            UNROLL for (int r = 0; r < 2; r++) {
+                highest[r] = lanes_maximum<4>(highest[r]);
+                if (!(highest[r] > maximum[r] + LAZY_MAX)) highest[r] = maximum[r];
+            }
+            raise(highest);
+        }
+        UNROLL for (int i = 0; i < 32; i++) {
+            x[i] = exp2(x[i] * scale - maximum[i / 2 % 2]);
+            sum[i / 2 % 2] += x[i];
+        }
     }
 
     /// Hands over the weights of the tile `n`, and the state of its rows.
@@ -282,12 +271,7 @@ struct Side {
             const uint32* a = weights + step * 4;
             store_matrix(to + ((step * 2 + lane / 16) ^ matrix_row % 8) * 16, a[0], a[1], a[2], a[3]);
         }
-        RowState SHARED* mine = state(side);
-        store_pair(mine->sum[warp_of_group() * 32 + lane], sum[0], sum[1]);
-        if (lane % 4 == 0) {
-            mine->maximum[warp_row + lane / 4] = maximum[0];
-            mine->maximum[warp_row + lane / 4 + 8] = maximum[1];
-        }
+        state() = {maximum[0], maximum[1], sum[0], sum[1]};
         publish_to_async();
         warp_barrier();
         if (lane == 0) barrier_arrive(ready(n));
@@ -296,16 +280,11 @@ struct Side {
     /// Waits for the weights of the other side's tile `n`, and takes over the state of its rows.
     DEVICE void take_over(int n) {
         barrier_wait(ready(n), n / 2 & 1);
-        int row = warp_of_group() * 16 + lane_index() / 4;
-        const RowState SHARED* other = state(side ^ 1);
-        float factor[2];
-        UNROLL for (int r = 0; r < 2; r++) {
-            float raised = other->maximum[row + r * 8];
-            factor[r] = exp2(maximum[r] - raised);
-            maximum[r] = raised;
-            sum[r] = other->sum[thread_index() % SIDE_THREADS][r];
-        }
-        rescale(o, factor);
+        Float4 told = state();
+        float told_maximum[2] = {told.x, told.y};
+        if (warp_any(told.x != maximum[0] || told.y != maximum[1])) raise(told_maximum);
+        sum[0] = told.z;
+        sum[1] = told.w;
     }
 
     /// Clears what the side's half of a tile has after its piece's end.
@@ -325,15 +304,15 @@ struct Side {
         }
     }
 
-    DEVICE void finish(const Piece& piece, int split, int n, bool own) {
-        Slots slots = slots_of(p, piece.seq);
-        int64 slot = slots.count == 0 ? -1 : slots.begin + split;
+    /// Writes the piece's result, which ends with the tile `n`.
+    DEVICE void finish(const Piece& piece, int n, bool own) {
+        int64 slot = this->slot();
         int warp_row = warp_of_group() * 16;
         float scale[2];
         UNROLL for (int r = 0; r < 2; r++) {
             // Emptiness is a sum of zero: a NaN must show.
             float total = lanes_sum<4>(sum[r]);
-            scale[r] = total == 0.0f ? 0.0f : p.kv_scale / total;
+            scale[r] = result_scale(p, total, slot);
             float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
             int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
             Row of = row_of(p, piece.seq, group_row);
@@ -354,6 +333,10 @@ struct Side {
         Queries queries;
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);  // no warp reads queries any more
         queries.load(p, piece.seq, piece.first_row, side, shared + QUERY_AT);
+        if (thread_index() % SIDE_THREADS == 0) {
+            Slots slots = slots_of(p, piece.seq);
+            slot() = slots.count == 0 ? -1 : slots.begin + split;
+        }
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
         maximum[0] = maximum[1] = NO_MAXIMUM;
         sum[0] = sum[1] = 0.0f;
@@ -371,17 +354,14 @@ struct Side {
             settle(x);
             if (ROPE_DIM > 0) release(ring.rotary_empty(0));
 
-            float factor[2];
-            piece.mask(p, x, i);
-            weigh(x, maximum, sum, factor);
+            weigh(x, piece.mask(p, x, i));
             uint32 weights[16];
             UNROLL for (int j = 0; j < 16; j++) weights[j] = pack(x[2 * j], x[2 * j + 1]);
             products_wait<0>();
             settle(o);
-            if (i > 0) release(ring.half_empty(half(n - 1, false)));
             side_barrier();  // no warp reads the other side's weights any more
             hand_over(weights, n);
-            rescale(o, factor);
+            if (i > 0) release(ring.half_empty(half(n - 1, false)));
             clear(half(n, true), piece.valid(i));
             uint32 values = ring.half(half(n, true));
             products_begin();
@@ -404,7 +384,7 @@ struct Side {
             products_wait<0>();
             settle(o);
         }
-        finish(piece, split, last, own);
+        finish(piece, last, own);
     }
 };
 

@@ -169,9 +169,8 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
-        }
-        if constexpr (ROPE_DIM > 0) {
-            uint32 full = ring.rotary_full(odd);
+            if (ROPE_DIM == 0 || i == (FORM == 1)) continue;
+            full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(tile.index), tile.parity);
             if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
