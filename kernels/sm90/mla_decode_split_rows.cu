@@ -29,7 +29,8 @@ constexpr int QUERY_AT = RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
 constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
 constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
-constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
+constexpr int LOADING_AT = SLOT_AT + 2 * 8;
+constexpr int BARRIERS_AT = LOADING_AT + 8;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
@@ -50,15 +51,17 @@ struct Queries {
         staged += side * STAGED_UNITS * UNIT_BYTES;  // a side loads its own half of those in shared memory
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
+        Row row = row_of(p, virtual_seq, first_row + warp_row + lane % 16);
+        int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+        offset = row.valid ? offset : -1;
         unsigned char SHARED* place[4];
         const uint16 GLOBAL* from[4];
         bool valid[4];
         UNROLL for (int i = 0; i < 4; i++) {
             int local = lane / 8 + i * 4;
-            Row row = row_of(p, virtual_seq, first_row + warp_row + local);
-            valid[i] = row.valid;
-            from[i] = global_pointer<const uint16>(p.q) + lane % 8 * 8;
-            if (row.valid) from[i] += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+            int64 at = from_lane(offset, local);
+            valid[i] = at >= 0;
+            from[i] = global_pointer<const uint16>(p.q) + (valid[i] ? at : 0) + lane % 8 * 8;
             place[i] = staged + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
         }
         auto fetch = [&](uint32* to, int column) {
@@ -172,37 +175,43 @@ struct Piece {
     }
 };
 
-/// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
-DEVICE void write_output(const DecodeParams& p, float (&o)[128], int seq, int64 slot, int first_row, int column,
-                         const float (&scale)[2], unsigned char SHARED* staging) {
-    constexpr int ROW_BYTES = HALF * 2;
-    constexpr int WINDOW = 8;  // words of 16 bytes whose order a row's number changes
-    int lane = unhoisted(lane_index());
-    staging += warp_of_group() * 16 * ROW_BYTES;
-    UNROLL for (int i = 0; i < 128; i++) {
-        // A row that saw nothing is zero even beside values that are not finite.
-        float factor = scale[i / 2 % 2];
-        o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
+/// This warp's rows of a piece's result, HALF columns, a row's 16-byte words in neighbouring lanes.
+struct Output {
+    Word4 word[16];
+
+    /// Gathers it by way of the warp's rows of `staging`.
+    DEVICE void gather(float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
+        constexpr int ROW_BYTES = HALF * 2;
+        constexpr int WINDOW = 8;  // words whose order a row's number changes
+        int lane = unhoisted(lane_index());
+        staging += warp_of_group() * 16 * ROW_BYTES;
+        UNROLL for (int i = 0; i < 128; i++) {
+            // A row that saw nothing is zero even beside values that are not finite.
+            float factor = scale[i / 2 % 2];
+            o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
+        }
+        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+        UNROLL for (int w = 0; w < WINDOW; w += 2) {
+            uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
+            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+                const float* x = o + (window + w) * 4;
+                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        }
+        warp_barrier();
+        UNROLL for (int r = 0; r < 16; r++) word[r] = *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
     }
-    uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
-    UNROLL for (int word = 0; word < WINDOW; word += 2) {
-        uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
-        UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-            const float* x = o + (window + word) * 4;
-            store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+
+    DEVICE void write(const DecodeParams& p, int seq, int64 slot, int first_row, int column) const {
+        int lane = unhoisted(lane_index());
+        Row row = row_of(p, seq, first_row + lane % 16);
+        uint64 to = row.valid ? (uint64)(result_row(p, row, slot, first_row + lane % 16) + column) : 0;
+        UNROLL for (int r = 0; r < 16; r++) {
+            uint64 at = from_lane(to, r);
+            if (at != 0) store_output(global_pointer<uint16>(at) + lane * 8, word[r]);
         }
     }
-    warp_barrier();
-    NO_UNROLL for (int four = 0; four < 16; four += 4) {
-        UNROLL for (int r = four; r < four + 4; r++) {
-            Row of = row_of(p, seq, first_row + r);
-            if (!of.valid) continue;
-            store_output(result_row(p, of, slot, first_row + r) + column + lane * 8,
-                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
-        }
-    }
-    publish_to_async();
-}
+};
 
 /// One of the two sides.
 struct Side {
@@ -324,19 +333,20 @@ struct Side {
             }
         }
         side_barrier();  // no warp reads the values any more
-        write_output(p, o, piece.seq, slot, piece.first_row + warp_row, side * HALF, scale, shared + half(n, own) * HALF_BYTES);
+        Output output;
+        output.gather(o, scale, shared + half(n, own) * HALF_BYTES);
+        publish_to_async();
         release(ring.half_empty(half(n, own)));
+        output.write(p, piece.seq, slot, piece.first_row + warp_row, side * HALF);
     }
 
     /// A piece whose first tile is the block's tile `base`.
     DEVICE void attend(const Piece& piece, int split, int base) {
         Queries queries;
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);  // no warp reads queries any more
+        Slots slots = slots_of(p, piece.seq);
         queries.load(p, piece.seq, piece.first_row, side, shared + QUERY_AT);
-        if (thread_index() % SIDE_THREADS == 0) {
-            Slots slots = slots_of(p, piece.seq);
-            slot() = slots.count == 0 ? -1 : slots.begin + split;
-        }
+        if (thread_index() % SIDE_THREADS == 0) slot() = slots.count == 0 ? -1 : slots.begin + split;
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
         maximum[0] = maximum[1] = NO_MAXIMUM;
         sum[0] = sum[1] = 0.0f;
@@ -402,6 +412,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     }
     grid_dependency_wait();
     grid_dependency_launch();
+    int SHARED* loading = (int SHARED*)(shared + LOADING_AT);
+    if (thread_index() == 0) *loading = 0;
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -414,7 +426,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
+        int warp = warp_of_group();
+        if (warp == 0) load_tiles(p, part, at, latent, rope, ring, loading);
+        if (warp == 1) prefetch_tiles(p, part, at, latent, rope, loading, first_row / BLOCK_ROWS, row_blocks);
     } else {
         grow_registers<SIDE_REGISTERS>();
         Side side = {p, role - 1, shared, ring};

@@ -152,9 +152,9 @@ struct Box {
     }
 };
 
-/// The loader: one warp keeps the ring filled.
+/// The loader: one warp keeps the ring filled. It says at `loading` which tile it is at.
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring) {
+                       const Ring& ring, volatile int SHARED* loading = nullptr) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
@@ -180,6 +180,26 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
         box.look_up(p, at);
         tile.advance();
         odd ^= 1;
+        if (loading && lane_index() == 0) *loading = *loading + 1;
+    }
+}
+
+/// Another warp asks for tiles before there is room for them, so that they are in the second-level cache by then. Blocks that work on
+/// the same tiles share out their units.
+DEVICE void prefetch_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
+                           const volatile int SHARED* loading, int share, int shares) {
+    constexpr int AHEAD = PREFETCH_TILES;
+    Box box;
+    NO_UNROLL for (int n = 0; warp_any(at.more); n++) {
+        box.look_up(p, at);
+        NO_UNROLL while (warp_any(*loading + AHEAD < n)) pause();
+        if (lane_index() * box.rows < TILE_TOKENS) {
+            NO_UNROLL for (int unit = share; unit < LATENT_UNITS; unit += shares) {
+                prefetch_box(latent, unit * UNIT_COLUMNS, box.entry, box.page);
+            }
+            if (ROPE_DIM > 0 && share == 0) prefetch_box(rope, 0, box.entry, box.page);
+        }
+        at.advance(p, part);
     }
 }
 
