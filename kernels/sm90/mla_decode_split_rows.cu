@@ -29,8 +29,7 @@ constexpr int QUERY_AT = RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
 constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
 constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
-constexpr int LOADING_AT = SLOT_AT + 2 * 8;
-constexpr int BARRIERS_AT = LOADING_AT + 8;
+constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
@@ -105,8 +104,14 @@ struct Queries {
     }
 };
 
-/// Starts the products of the queries with the tile `n`, unit by unit as they come in, the side's own columns first. A warp waits for
-/// products whose queries are in registers, so those of others come last.
+/// This warp is done with a place of the ring.
+DEVICE void release(uint32 empty) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(empty);
+}
+
+/// Starts the products of the queries with the tile `n`, unit by unit as they come in. The rotary unit comes first: the next one can
+/// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
     auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
@@ -121,16 +126,23 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
             }
         }
     };
+    if (ROPE_DIM > 0) {
+        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(0), 0, q.word[2], 0, true);
+        products_commit();
+    }
     UNROLL for (int other = 0; other < 2; other++) {
         uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
         UNROLL for (int column = 0; column < HALF_UNITS; column++) {
             start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
-                  column == 0 ? q.word[other] : nullptr, staged, other + column == 0);
+                  column == 0 ? q.word[other] : nullptr, staged, ROPE_DIM == 0 && other + column == 0);
         }
         half.advance();
-        if (ROPE_DIM > 0 && other == 0) start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(0), 0, q.word[2], 0, false);
+        products_commit();
+        if (ROPE_DIM > 0 && other == 0) {
+            products_wait<1>();
+            release(ring.rotary_empty(0));
+        }
     }
-    products_commit();
 }
 
 /// What a block computes of one sequence, and how much of that its rows see.
@@ -229,12 +241,6 @@ struct Side {
     /// The side's half of a tile that is its own or not.
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
     DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
-
-    /// This warp is done with a place of the ring.
-    DEVICE void release(uint32 empty) const {
-        warp_barrier();
-        if (lane_index() == 0) barrier_arrive(empty);
-    }
 
     /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
     DEVICE void raise(const float (&to)[2]) {
@@ -362,7 +368,6 @@ struct Side {
             products_commit();
             products_wait<1>();
             settle(x);
-            if (ROPE_DIM > 0) release(ring.rotary_empty(0));
 
             weigh(x, piece.mask(p, x, i));
             uint32 weights[16];
@@ -412,8 +417,6 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     }
     grid_dependency_wait();
     grid_dependency_launch();
-    int SHARED* loading = (int SHARED*)(shared + LOADING_AT);
-    if (thread_index() == 0) *loading = 0;
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -426,9 +429,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
-        int warp = warp_of_group();
-        if (warp == 0) load_tiles(p, part, at, latent, rope, ring, loading);
-        if (warp == 1) prefetch_tiles(p, part, at, latent, rope, loading, first_row / BLOCK_ROWS, row_blocks);
+        if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
     } else {
         grow_registers<SIDE_REGISTERS>();
         Side side = {p, role - 1, shared, ring};

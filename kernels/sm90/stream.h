@@ -152,15 +152,24 @@ struct Box {
     }
 };
 
-/// The loader: one warp keeps the ring filled. It says at `loading` which tile it is at.
+/// The loader: one warp keeps the ring filled.
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring, volatile int SHARED* loading = nullptr) {
+                       const Ring& ring) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
     Box box;
     box.look_up(p, at);
     NO_UNROLL while (at.more) {
+        auto load_rotary = [&] {
+            if (ROPE_DIM == 0) return;
+            uint32 full = ring.rotary_full(odd);
+            barrier_wait(ring.rotary_empty(tile.index), tile.parity);
+            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
+        };
+        if (FORM == 1) load_rotary();
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
             uint32 full = ring.half_full(half.index);
@@ -169,37 +178,12 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
-            if (ROPE_DIM == 0 || i == (FORM == 1)) continue;
-            full = ring.rotary_full(odd);
-            barrier_wait(ring.rotary_empty(tile.index), tile.parity);
-            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
-            warp_barrier();
-            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
         }
+        if (FORM != 1) load_rotary();
         at.advance(p, part);
         box.look_up(p, at);
         tile.advance();
         odd ^= 1;
-        if (loading && lane_index() == 0) *loading = *loading + 1;
-    }
-}
-
-/// Another warp asks for tiles before there is room for them, so that they are in the second-level cache by then. Blocks that work on
-/// the same tiles share out their units.
-DEVICE void prefetch_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                           const volatile int SHARED* loading, int share, int shares) {
-    constexpr int AHEAD = PREFETCH_TILES;
-    Box box;
-    NO_UNROLL for (int n = 0; warp_any(at.more); n++) {
-        box.look_up(p, at);
-        NO_UNROLL while (warp_any(*loading + AHEAD < n)) pause();
-        if (lane_index() * box.rows < TILE_TOKENS) {
-            NO_UNROLL for (int unit = share; unit < LATENT_UNITS; unit += shares) {
-                prefetch_box(latent, unit * UNIT_COLUMNS, box.entry, box.page);
-            }
-            if (ROPE_DIM > 0 && share == 0) prefetch_box(rope, 0, box.entry, box.page);
-        }
-        at.advance(p, part);
     }
 }
 

@@ -25,9 +25,6 @@ DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
-/// Lets others work for a while.
-DEVICE void pause() { __nanosleep(100); }
-
 /// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
 DEVICE int unhoisted(int value) {
     asm volatile("" : "+r"(value));
@@ -115,12 +112,6 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
         "l"(&map), "r"(column), "r"(row), "r"(page), "r"(full)
         : "memory");
-}
-
-/// Brings the box into the second-level cache.
-DEVICE void prefetch_box(const TensorMap& map, int column, int row, int page) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
-                 : "memory");
 }
 
 // ---- matrix products ----

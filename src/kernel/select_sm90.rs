@@ -75,8 +75,8 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let ring = halves * 4 * UNIT_BYTES + rotaries * UNIT_BYTES;
     let ring_barriers = (halves * 5 + 2 + rotaries) * 8;
     let rest = if variant.form == ROWS_FORM {
-        // Queries, weights, what 128 lanes hand on, two slots, the tile being loaded, two barriers.
-        (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 5 * 8
+        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
+        (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8
     } else {
         // Queries, two tiles' weights, maxima of four warps, limits, slot.
         9 * rows * 128 + 2 * rows * TILE_TOKENS * 2 + 4 * rows * 4 + rows * 4 + 8
