@@ -40,66 +40,51 @@ static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 /// Named barriers.
 enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };
 
-/// A warp's sixteen query rows: those units that are in registers: of the side's own half, of the other, rotary.
+/// A warp's sixteen query rows: those units that are in registers, of the side's own half, of the other, rotary. They come by way of a
+/// half of the ring that the side keeps meanwhile. Of the units in shared memory a side loads those of its own half.
 struct Queries {
     uint32 word[HELD_UNITS][16];
 
-    /// Loads the rows of a virtual sequence; those that do not exist become zeros. Units for registers pass through the
-    /// warp's rows of the side's first unit in shared memory, where they take the arrangement that the products expect.
-    DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged) {
-        staged += side * STAGED_UNITS * UNIT_BYTES;  // a side loads its own half of those in shared memory
+    static constexpr int KEPT_BYTES = HALF_BYTES / SIDE_WARPS;  // of a warp
+
+    /// Asks for the rows of a virtual sequence; those that do not exist become zeros. No products may be reading queries any more.
+    static DEVICE void fetch(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged,
+                             unsigned char SHARED* kept) {
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
         Row row = row_of(p, virtual_seq, first_row + warp_row + lane % 16);
         int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
         offset = row.valid ? offset : -1;
-        unsigned char SHARED* place[4];
-        const uint16 GLOBAL* from[4];
-        bool valid[4];
+        int half = side * HALF_UNITS;
         UNROLL for (int i = 0; i < 4; i++) {
             int local = lane / 8 + i * 4;
             int64 at = from_lane(offset, local);
-            valid[i] = at >= 0;
-            from[i] = global_pointer<const uint16>(p.q) + (valid[i] ? at : 0) + lane % 8 * 8;
-            place[i] = staged + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
-        }
-        auto fetch = [&](uint32* to, int column) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                Word4 raw = {0, 0, 0, 0};
-                if (valid[i]) raw = *(const Word4 GLOBAL*)(from[i] + column * UNIT_COLUMNS);
-                to[i * 4] = raw.x;
-                to[i * 4 + 1] = raw.y;
-                to[i * 4 + 2] = raw.z;
-                to[i * 4 + 3] = raw.w;
+            const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + (at < 0 ? 0 : at) + lane % 8 * 8;
+            int to = local * 128 + (lane % 8 ^ local % 8) * 16;
+            UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+                int column = unit == 2 ? LATENT_UNITS : half ^ unit * HALF_UNITS;
+                copy16_async(kept + warp_row / 16 * KEPT_BYTES + unit * 2048 + to, from + column * UNIT_COLUMNS, at >= 0);
             }
-        };
-        auto stage = [&](const uint32* raw) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                *(Word4 SHARED*)place[i] = {raw[i * 4], raw[i * 4 + 1], raw[i * 4 + 2], raw[i * 4 + 3]};
-            }
-        };
-        int half = side * HALF_UNITS;
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fetch(word[unit], unit == 2 ? LATENT_UNITS : half ^ unit * HALF_UNITS);
-        uint32 first[16];
-        fetch(first, half + 1);
-        UNROLL for (int unit = 1; unit < STAGED_UNITS; unit++) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                copy16_async(place[i] + unit * UNIT_BYTES, from[i] + (half + 1 + unit) * UNIT_COLUMNS, valid[i]);
+            UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
+                copy16_async(staged + (side * STAGED_UNITS + unit) * UNIT_BYTES + warp_row * 128 + to,
+                             from + (half + 1 + unit) * UNIT_COLUMNS, at >= 0);
             }
         }
         copy_commit();
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
-            stage(word[unit]);
-            warp_barrier();
-            UNROLL for (int step = 0; step < 4; step++) {
-                int row = lane % 16;
-                load_matrix_at(word[unit] + step * 4,
-                               shared_address(staged) + (warp_row + row) * 128 + ((step * 2 + lane / 16) ^ row % 8) * 16);
-            }
-            warp_barrier();
-        }
-        stage(first);
+    }
+
+    /// Waits for this side's share, and takes what is for registers.
+    DEVICE void take(const unsigned char SHARED* kept) {
         copy_wait<0>();
+        warp_barrier();
+        int lane = unhoisted(lane_index());
+        int row = lane % 16;
+        uint32 from = shared_address(kept) + warp_of_group() * KEPT_BYTES + row * 128;
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+            UNROLL for (int step = 0; step < 4; step++) {
+                load_matrix_at(word[unit] + step * 4, from + unit * 2048 + ((step * 2 + lane / 16) ^ row % 8) * 16);
+            }
+        }
         publish_to_async();
     }
 };
@@ -157,6 +142,12 @@ struct Piece {
         seen = limit(p, 0);
     }
 
+    /// Where its result goes, given how many pieces of its sequence came before: a slot, or the output if negative.
+    DEVICE int64 slot(const DecodeParams& p, int split) const {
+        Slots slots = slots_of(p, seq);
+        return slots.count == 0 ? -1 : slots.begin + split;
+    }
+
     /// Tokens that the block's row sees of the sequence, within the piece's end.
     DEVICE int limit(const DecodeParams& p, int row) const {
         Row of = row_of(p, seq, first_row + row);
@@ -212,6 +203,7 @@ struct Output {
         }
         warp_barrier();
         UNROLL for (int r = 0; r < 16; r++) word[r] = *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
+        warp_barrier();
     }
 
     DEVICE void write(const DecodeParams& p, int seq, int64 slot, int first_row, int column) const {
@@ -319,9 +311,9 @@ struct Side {
         }
     }
 
-    /// Writes the piece's result, which ends with the tile `n`.
-    DEVICE void finish(const Piece& piece, int n, bool own) {
-        int64 slot = this->slot();
+    /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
+    DEVICE Output finish(const Piece& piece, int64 slot, int n) {
+        bool own = n % 2 == side;
         int warp_row = warp_of_group() * 16;
         float scale[2];
         UNROLL for (int r = 0; r < 2; r++) {
@@ -341,19 +333,11 @@ struct Side {
         side_barrier();  // no warp reads the values any more
         Output output;
         output.gather(o, scale, shared + half(n, own) * HALF_BYTES);
-        publish_to_async();
-        release(ring.half_empty(half(n, own)));
-        output.write(p, piece.seq, slot, piece.first_row + warp_row, side * HALF);
+        return output;
     }
 
-    /// A piece whose first tile is the block's tile `base`.
-    DEVICE void attend(const Piece& piece, int split, int base) {
-        Queries queries;
-        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);  // no warp reads queries any more
-        Slots slots = slots_of(p, piece.seq);
-        queries.load(p, piece.seq, piece.first_row, side, shared + QUERY_AT);
-        if (thread_index() % SIDE_THREADS == 0) slot() = slots.count == 0 ? -1 : slots.begin + split;
-        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+    /// Sums up a piece whose first tile is the block's tile `base`.
+    DEVICE void attend(const Piece& piece, const Queries& queries, int base) {
         maximum[0] = maximum[1] = NO_MAXIMUM;
         sum[0] = sum[1] = 0.0f;
         int tiles = piece.tiles();
@@ -389,9 +373,8 @@ struct Side {
             i += 2;
             if (i <= tiles) release(ring.half_empty(half(n, true)));
         }
-        bool own = i > tiles;  // the last tile
-        int last = base + tiles - 1;
-        if (!warp_any(own)) {
+        if (!warp_any(i > tiles)) {  // the last tile is the other side's
+            int last = base + tiles - 1;
             take_over(last);
             clear(half(last, false), piece.valid(tiles - 1));
             start_other(half(last, false), tiles == 1);
@@ -399,7 +382,6 @@ struct Side {
             products_wait<0>();
             settle(o);
         }
-        finish(piece, last, own);
     }
 };
 
@@ -432,17 +414,35 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
     } else {
         grow_registers<SIDE_REGISTERS>();
+        unsigned char SHARED* staged = shared + QUERY_AT;
         Side side = {p, role - 1, shared, ring};
         int base = 0;
+        int kept = HALVES - 2 + side.side;
+        Piece piece(p, at, part, first_row);
+        int64 slot = piece.slot(p, at.split);
+        Queries::fetch(p, piece.seq, first_row, side.side, staged, shared + kept * HALF_BYTES);
         NO_UNROLL while (true) {
-            Piece piece(p, at, part, first_row);
-            side.attend(piece, at.split, base);
+            Queries queries;
+            if (thread_index() % SIDE_THREADS == 0) side.slot() = slot;
+            queries.take(shared + kept * HALF_BYTES);
+            release(ring.half_empty(kept));
+            named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+            side.attend(piece, queries, base);
             base += piece.tiles();
             // What is left of the part is read again: registers are full.
             part = find_part(p, item);
             part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
             at = Cursor(p, part);
-            if (!warp_any(at.more)) break;
+            kept = side.half(base - 1, (base - 1) % 2 == side.side);
+            slot = side.slot();
+            Output output = side.finish(piece, slot, base - 1);
+            // Both sides are done with the queries: who has seen the last weights knows it of the other.
+            bool more = warp_any(at.more);
+            if (more) Queries::fetch(p, at.seq, first_row, side.side, staged, shared + kept * HALF_BYTES);
+            output.write(p, piece.seq, slot, first_row + warp_of_group() * 16, side.side * HALF);
+            if (!more) break;
+            piece = Piece(p, at, part, first_row);
+            slot = piece.slot(p, 0);
         }
     }
 }

@@ -173,7 +173,8 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
             uint32 full = ring.half_full(half.index);
-            barrier_wait(ring.half_empty(half.index), half.parity);
+            // Form 1 keeps the last two places at first, which puts their phases one ahead.
+            barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
             if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
