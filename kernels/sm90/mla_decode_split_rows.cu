@@ -16,9 +16,8 @@ constexpr int LOADER_REGISTERS = 24;
 constexpr int SIDE_REGISTERS = 240;
 constexpr int SIDE_THREADS = 128;
 constexpr int SIDE_WARPS = 4;
-constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
 // Of a query row the first unit of each half and the rotary one are held in registers, the others in shared memory.
-constexpr int HELD_UNITS = QUERY_UNITS - LATENT_UNITS + 2;
+constexpr int HELD_UNITS = 2 + (ROPE_DIM > 0);
 constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
 constexpr int HALF = KV_LORA_RANK / 2;
 static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
@@ -37,7 +36,7 @@ static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-/// Named barriers.
+/// Named barriers: one of each side, one of both.
 enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };
 
 /// A warp's sixteen query rows: those units that are in registers, of the side's own half, of the other, rotary. They come by way of a
@@ -236,7 +235,7 @@ struct Side {
 
     /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
     DEVICE void raise(const float (&to)[2]) {
-        products_wait<0>();  // the compiler would put it on all paths
+        products_wait<0>();  // or the compiler waits on all paths
         settle(o);
         float factor[2];
         UNROLL for (int r = 0; r < 2; r++) {
@@ -346,7 +345,8 @@ struct Side {
             int n = base + i;
             float x[32];
             start_logits(x, queries, side, ring, n);
-            // There is none before the piece's first: those products the first own ones overwrite.
+            // A piece's first tile has none before it. Its products begin all the same, for the compiler's sake: the own ones
+            // after them overwrite what they sum up.
             if (i > 0) take_over(n - 1);
             start_other(i > 0 ? half(n - 1, false) : half(n, true), i <= 1);
             products_commit();
@@ -385,6 +385,41 @@ struct Side {
     }
 };
 
+/// The pieces of the block's part, by one side.
+DEVICE void attend_part(const DecodeParams& p, Cursor at, int item, Part part, int first_row, int side, unsigned char SHARED* shared,
+                        const Ring& ring) {
+    unsigned char SHARED* staged = shared + QUERY_AT;
+    Side self = {p, side, shared, ring};
+    int base = 0;
+    int kept = HALVES - 2 + side;
+    Piece piece(p, at, part, first_row);
+    int64 slot = piece.slot(p, at.split);
+    Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    NO_UNROLL while (true) {
+        Queries queries;
+        if (thread_index() % SIDE_THREADS == 0) self.slot() = slot;
+        queries.take(shared + kept * HALF_BYTES);
+        release(ring.half_empty(kept));
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+        self.attend(piece, queries, base);
+        base += piece.tiles();
+        // What is left of the part is read again: registers are full.
+        part = find_part(p, item);
+        part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
+        at = Cursor(p, part);
+        kept = self.half(base - 1, (base - 1) % 2 == side);
+        slot = self.slot();
+        Output output = self.finish(piece, slot, base - 1);
+        // Both sides are done with the queries: who has seen the last weights knows it of the other.
+        bool more = warp_any(at.more);
+        if (more) Queries::fetch(p, at.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        output.write(p, piece.seq, slot, first_row + warp_of_group() * 16, side * HALF);
+        if (!more) break;
+        piece = Piece(p, at, part, first_row);
+        slot = piece.slot(p, 0);
+    }
+}
+
 KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
@@ -414,35 +449,6 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
     } else {
         grow_registers<SIDE_REGISTERS>();
-        unsigned char SHARED* staged = shared + QUERY_AT;
-        Side side = {p, role - 1, shared, ring};
-        int base = 0;
-        int kept = HALVES - 2 + side.side;
-        Piece piece(p, at, part, first_row);
-        int64 slot = piece.slot(p, at.split);
-        Queries::fetch(p, piece.seq, first_row, side.side, staged, shared + kept * HALF_BYTES);
-        NO_UNROLL while (true) {
-            Queries queries;
-            if (thread_index() % SIDE_THREADS == 0) side.slot() = slot;
-            queries.take(shared + kept * HALF_BYTES);
-            release(ring.half_empty(kept));
-            named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
-            side.attend(piece, queries, base);
-            base += piece.tiles();
-            // What is left of the part is read again: registers are full.
-            part = find_part(p, item);
-            part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
-            at = Cursor(p, part);
-            kept = side.half(base - 1, (base - 1) % 2 == side.side);
-            slot = side.slot();
-            Output output = side.finish(piece, slot, base - 1);
-            // Both sides are done with the queries: who has seen the last weights knows it of the other.
-            bool more = warp_any(at.more);
-            if (more) Queries::fetch(p, at.seq, first_row, side.side, staged, shared + kept * HALF_BYTES);
-            output.write(p, piece.seq, slot, first_row + warp_of_group() * 16, side.side * HALF);
-            if (!more) break;
-            piece = Piece(p, at, part, first_row);
-            slot = piece.slot(p, 0);
-        }
+        attend_part(p, at, item, part, first_row, role - 1, shared, ring);
     }
 }

@@ -31,12 +31,6 @@ DEVICE int unhoisted(int value) {
     return value;
 }
 
-/// Copies into registers of their own: those of products under way stay untouched.
-template <int count>
-DEVICE void copy_floats(float (&to)[count], const float (&from)[count]) {
-    UNROLL for (int i = 0; i < count; i++) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
-}
-
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
 DEVICE void settle(float (&value)[count]) {
