@@ -6,6 +6,7 @@
 //! | --- | --- |
 //! | `cuda` | `Cuda`: NVIDIA GPUs; the driver and NVRTC are opened at run time |
 //! | `rocm` | `Rocm`: AMD GPUs; HIP is opened at run time |
+//! | `capi`, `dlpack` | the C ABI; tensors from and to other libraries without copies |
 //! | `candle` | `candle`: decode attention over candle's tensors, on the CPU |
 //! | `tracing`, `profiler` | spans, and ranges of NVTX and rocTX: [`observe`] |
 //! | `cli` | the program |
@@ -16,7 +17,13 @@ pub mod batch;
 #[cfg(feature = "candle")]
 #[cfg_attr(docsrs, doc(cfg(feature = "candle")))]
 pub mod candle;
+#[cfg(feature = "capi")]
+#[cfg_attr(docsrs, doc(cfg(feature = "capi")))]
+pub mod capi;
 pub mod config;
+#[cfg(feature = "dlpack")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
+pub mod dlpack;
 pub mod error;
 pub mod fp8;
 pub mod graph;

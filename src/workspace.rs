@@ -184,6 +184,22 @@ impl<B: Backend> Workspace<B> {
         self.buffers.get(slot)?.as_ref()
     }
 
+    /// Sets every byte of a slot, to poison it for instance, and waits. A slot without a buffer has none.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    ///
+    /// # Safety
+    /// No step that uses the slot is under way: one that finds its schedule overwritten reads anywhere.
+    pub unsafe fn fill_bytes(&mut self, slot: usize, byte: u8) -> Result<()> {
+        let Some(buffer) = self.buffer(slot) else { return Ok(()) };
+        let bytes = self.table.slot(slot)?.bytes;
+        let stream = self.backend.create_stream()?;
+        // SAFETY: the slot's buffer has these bytes; that nothing else uses them is the caller's promise.
+        unsafe { self.backend.fill(&stream, self.backend.addr(buffer), byte, bytes)? };
+        self.backend.synchronize(&stream)
+    }
+
     /// Forbids growth from now on: what was reserved is all there is.
     pub fn lock(&mut self) {
         self.table.lock();

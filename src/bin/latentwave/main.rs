@@ -18,6 +18,7 @@ mod replay;
 mod resolve;
 mod rng;
 mod rows;
+mod soak;
 mod text;
 
 use std::process::ExitCode;
@@ -58,6 +59,8 @@ enum Command {
     Bench(bench::Args),
     #[command(after_help = EXIT_STATUS)]
     Gain(gain::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Soak(soak::Args),
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     Precompile(precompile::Args),
 }
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Gain(args) => gain::run(&args),
+        Command::Soak(args) => soak::run(&args),
         #[cfg(any(feature = "cuda", feature = "rocm"))]
         Command::Precompile(args) => precompile::run(&args),
     };
