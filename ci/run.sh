@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
-ALL=cuda,rocm,cli,capi,candle,dlpack,tracing,profiler
+ALL=cuda,rocm,cli,candle,capi,dlpack,tracing,profiler
 
 say() { printf '\n== %s\n' "$*"; }
 

@@ -6,7 +6,7 @@
 //! | --- | --- |
 //! | `cuda` | `Cuda`: NVIDIA GPUs; the driver and NVRTC are opened at run time |
 //! | `rocm` | `Rocm`: AMD GPUs; HIP is opened at run time |
-//! | `capi`, `dlpack` | the C ABI (`include/latentwave.h`); tensors from and to other libraries |
+//! | `capi`, `dlpack` | the C ABI; tensors from and to other libraries without copies |
 //! | `candle` | `candle`: decode attention over candle's tensors, on the CPU |
 //! | `tracing`, `profiler` | spans, and ranges of NVTX and rocTX: [`observe`] |
 //! | `cli` | the program |
