@@ -19,6 +19,9 @@ DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 
 /// Likewise the warp of this thread within its warpgroup.
 DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
 
+/// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
+DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 /// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
 DEVICE int unhoisted(int value) {
     asm volatile("" : "+r"(value));

@@ -1,0 +1,101 @@
+// The ring between the loader and the warpgroups of form 2: units of a tile, 64 tokens x 128 bytes, each with a barrier that ends
+// a phase when it has come and one that does when its readers are done with it.
+
+constexpr int UNIT_VALUES = 128 / bytes_of(KV_DTYPE);  // columns of a unit
+constexpr int CACHED_UNITS = KV_LORA_RANK / UNIT_VALUES;
+constexpr int TILE_UNITS = CACHED_UNITS + (ROPE_DIM > 0);
+constexpr int ROPE_ROW_BYTES = ROPE_DIM * bytes_of(KV_DTYPE);
+constexpr int UNITS_BYTES = STAGES * UNIT_BYTES;
+constexpr int UNITS_BARRIERS_BYTES = 2 * STAGES * 8;
+static_assert(STAGES >= 2 * TILE_UNITS, "a step of two tiles passes the ring's end once at most");
+
+/// A place in the ring, and the parity of its present phase.
+struct UnitPlace {
+    int index, parity;
+
+    DEVICE void advance(int by = 1) {
+        index += by;
+        if (index >= STAGES) {
+            index -= STAGES;
+            parity ^= 1;
+        }
+    }
+
+    /// Likewise, over any distance.
+    DEVICE void skip(int by) {
+        index += by;
+        parity ^= index / STAGES & 1;
+        index %= STAGES;
+    }
+
+    DEVICE UnitPlace after(int by) const {
+        UnitPlace place = *this;
+        place.advance(by);
+        return place;
+    }
+};
+
+struct Units {
+    uint32 base, barriers;
+
+    DEVICE uint32 unit(int index) const { return base + index * UNIT_BYTES; }
+    DEVICE uint32 full(int index) const { return barriers + index * 8; }
+    DEVICE uint32 empty(int index) const { return barriers + (STAGES + index) * 8; }
+
+    /// To be called by the first threads, with how many warps read a unit.
+    DEVICE void init(int readers) const {
+        if (thread_index() >= STAGES) return;
+        barrier_init(full(thread_index()), 1);
+        barrier_init(empty(thread_index()), readers);
+        barrier_publish_init();
+    }
+};
+
+/// The loader: one warp keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
+/// and as far ahead.
+DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
+                       const Units& units) {
+    int lane = lane_index();
+    int rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
+    int boxes = TILE_TOKENS / rows;
+    int seq = -1;
+    int first = 0;  // lane of the tile's first box
+    int token = 0;  // of this lane's next box
+    int page = -1, entry = 0, page_ahead = -1;
+    UnitPlace place = {0, 1};
+    NO_UNROLL while (at.more) {
+        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+        auto look_up = [&] {
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+            return token < at.end ? table[token / p.page_size] : -1;
+        };
+        if (at.seq != seq) {
+            seq = at.seq;
+            first = 0;
+            token = at.token + lane * rows;
+            page_ahead = look_up();
+        }
+        if (first == 0) {
+            page = page_ahead;
+            entry = token % p.page_size;
+            token += 32 * rows;
+            page_ahead = look_up();
+        }
+        int box = lane - first;
+        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+            bool rotary = unit == CACHED_UNITS;
+            int row_bytes = rotary ? ROPE_ROW_BYTES : 128;
+            uint32 full = units.full(place.index);
+            barrier_wait(units.empty(place.index), place.parity);
+            if (box == 0) barrier_expect(full, row_bytes * TILE_TOKENS);
+            warp_barrier();
+            if (box >= 0 && box < boxes) {
+                copy_box(units.unit(place.index) + box * rows * row_bytes, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES,
+                         entry, page, full);
+            }
+            place.advance();
+        }
+        first = (first + boxes) % 32;
+        at.advance(p, part);
+    }
+}
