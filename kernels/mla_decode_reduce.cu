@@ -2,51 +2,95 @@
 // of empty ones. A sequence in one piece was written by stage 1 and costs only a look at the schedule.
 //
 // A block merges BLOCK_ROWS rows x COLUMNS columns. Its teams of LANES threads share out rows and splits by the number of
-// splits: few splits, a row per team; many, several teams per row, which then add up through shared memory.
+// splits: few splits, a row per team; many, several teams per row, which then add up through shared memory. Every team looks
+// at all log-sum-exps of its row while its values are on their way, so nothing is scaled twice.
 
 constexpr int COLUMNS = TILE_TOKENS;  // stage 2 has no tiles: the constant gives its columns
-constexpr int LANES = COLUMNS / 4;
+constexpr int LANE_COLUMNS = 8;       // 16 bytes of a partial result
+constexpr int LANES = COLUMNS / LANE_COLUMNS;
 constexpr int TEAMS = THREADS / LANES;
-constexpr int IN_FLIGHT = 4;
-static_assert(LANES % 32 == 0 && THREADS % LANES == 0, "teams of whole half-waves");
+constexpr int LOOKERS = LANES < WAVE ? LANES : WAVE;
+constexpr int IN_FLIGHT = 8;
+static_assert(THREADS % LANES == 0 && LOOKERS >= 8, "whole teams");
 
-/// Splits merged so far: four columns of their weighted sum, with weights relative to `maximum`.
-struct Merged {
+/// What the splits of a row add up to: weights are relative to `maximum`.
+struct Total {
     float maximum, weight;
-    Float4 sum;
 
-    DEVICE void rescale(float raised) {
+    /// Weight of a split; 0 for an empty one.
+    DEVICE float weight_of(float lse) const { return lse == NEGATIVE_INFINITY ? 0.0f : exp2((lse - maximum) * LOG2_E); }
+
+    /// Over `count` log-sum-exps, `stride` apart, by LOOKERS neighbouring threads; the result is in all of them.
+    static DEVICE Total look(const float GLOBAL* lse_of, int count, int64 stride) {
+        Total total = {NEGATIVE_INFINITY, 0.0f};
+        int first = thread_index() % LOOKERS;
+        NO_UNROLL for (int begin = 0; begin < count; begin += LOOKERS * IN_FLIGHT) {
+            float lse[IN_FLIGHT];
+            float highest = total.maximum;
+            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
+                int split = begin + first + j * LOOKERS;
+                lse[j] = split < count ? lse_of[split * stride] : NEGATIVE_INFINITY;
+                highest = ::maximum(highest, lse[j]);
+            }
+            total.raise(highest);
+            UNROLL for (int j = 0; j < IN_FLIGHT; j++) total.weight += total.weight_of(lse[j]);
+        }
+        total.raise(lanes_maximum<LOOKERS>(total.maximum));
+        total.weight = lanes_sum<LOOKERS>(total.weight);
+        return total;
+    }
+
+    DEVICE void raise(float raised) {
         // Both are -inf as long as every split was empty.
-        float factor = maximum == raised ? 1.0f : exp2((maximum - raised) * LOG2_E);
+        if (maximum != raised) weight *= exp2((maximum - raised) * LOG2_E);
         maximum = raised;
-        weight *= factor;
-        sum = {sum.x * factor, sum.y * factor, sum.z * factor, sum.w * factor};
-    }
-
-    /// Adds values whose weight is `factor` already.
-    DEVICE void add(float factor, float its_weight, const Float4& value) {
-        weight += factor * its_weight;
-        sum.x += factor * value.x;
-        sum.y += factor * value.y;
-        sum.z += factor * value.z;
-        sum.w += factor * value.w;
-    }
-
-    /// Weight of values relative to `its_maximum`; 0 for an empty split.
-    DEVICE float factor_of(float its_maximum) const {
-        return its_maximum == NEGATIVE_INFINITY ? 0.0f : exp2((its_maximum - maximum) * LOG2_E);
     }
 };
 
-DEVICE void write_columns(const DecodeParams& p, const Row& row, int column, const Float4& value) {
-    *(Word2 GLOBAL*)(output_row(p, row) + column) = {pack(value.x, value.y), pack(value.z, value.w)};
+/// Values of up to IN_FLIGHT splits, and their log-sum-exps.
+struct Values {
+    Word4 word[IN_FLIGHT];
+    float lse[IN_FLIGHT];
+
+    DEVICE void load(const uint16 GLOBAL* out_of, const float GLOBAL* lse_of, int first, int step, int count, int64 rows, int rank) {
+        UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
+            int split = first + j * step;
+            word[j] = {0, 0, 0, 0};
+            lse[j] = NEGATIVE_INFINITY;
+            if (split >= count) continue;
+            word[j] = *(const Word4 GLOBAL*)(out_of + split * rows * rank);
+            lse[j] = lse_of[split * rows];
+        }
+    }
+
+    DEVICE void add(float (&sum)[LANE_COLUMNS], const Total& total) const {
+        UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
+            float weight = total.weight_of(lse[j]);
+            if (weight == 0.0f) continue;  // what an empty split holds may be anything
+            uint32 pair[4] = {word[j].x, word[j].y, word[j].z, word[j].w};
+            UNROLL for (int i = 0; i < 4; i++) {
+                float low, high;
+                unpack(pair[i], low, high);
+                sum[2 * i] += weight * low;
+                sum[2 * i + 1] += weight * high;
+            }
+        }
+    }
+};
+
+/// Clears rows of an empty virtual sequence.
+DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, int end_row, int column) {
+    for (int r = first_row + thread_index() / LANES; r < end_row; r += TEAMS) {
+        Row row = row_of(p, virtual_seq, r);
+        if (!row.valid || column >= p.kv_lora_rank) continue;
+        Word2 GLOBAL* to = (Word2 GLOBAL*)(output_row(p, row) + column);
+        to[0] = to[1] = {0, 0};
+        if (column == 0) write_lse(p, row, NEGATIVE_INFINITY);
+    }
 }
 
 KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
-    SHARED_ARRAY(Merged, team_merged, THREADS);
-    grid_dependency_wait();
-    grid_dependency_launch();
-
+    SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     int column_blocks = divide_up(p.kv_lora_rank, COLUMNS);
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int block = block_index() / column_blocks;
@@ -55,19 +99,15 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
     int end_row = smaller(first_row + BLOCK_ROWS, group_rows(p));
     int lane = thread_index() % LANES;
     int team = thread_index() / LANES;
-    int column = (block_index() - block * column_blocks) * COLUMNS + lane * 4;
-    bool writes_lse = column == 0;
+    int first_column = (block_index() - block * column_blocks) * COLUMNS;
+    int column = first_column + lane * LANE_COLUMNS;
 
-    Slots slots = slots_of(p, virtual_seq);
-    if (extent(p, virtual_seq) == 0) {
-        for (int r = first_row + team; r < end_row; r += TEAMS) {
-            Row row = row_of(p, virtual_seq, r);
-            if (!row.valid || column >= p.kv_lora_rank) continue;
-            write_columns(p, row, column, {0.0f, 0.0f, 0.0f, 0.0f});
-            if (writes_lse) write_lse(p, row, NEGATIVE_INFINITY);
-        }
-        return;
-    }
+    // Stage 1 lets this kernel begin once what came before it has ended, so lengths and schedule may be read at once.
+    bool empty = extent(p, virtual_seq) == 0;
+    Slots slots = empty ? Slots{0, 0} : slots_of(p, virtual_seq);
+    grid_dependency_wait();
+    grid_dependency_launch();
+    if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
     if (slots.count == 0) return;
 
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
@@ -75,54 +115,54 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
     int share = 1;
     while (share < TEAMS && (share * IN_FLIGHT < slots.count || TEAMS / share > BLOCK_ROWS)) share *= 2;
     int64 rows = group_rows(p);
-    for (int r = first_row; r < end_row; r += TEAMS / share) {
+    NO_UNROLL for (int r = first_row; r < end_row; r += TEAMS / share) {
         int at = r + team / share;
-        bool inside = at < end_row && column < p.kv_lora_rank;
         int64 first_slot_row = slots.begin * rows + smaller(at, end_row - 1);
         const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
-        const float GLOBAL* out_of =
-            global_pointer<const float>(p.partial_out) + first_slot_row * p.kv_lora_rank + (inside ? column : 0);
-        Merged merged = {NEGATIVE_INFINITY, 0.0f, {0.0f, 0.0f, 0.0f, 0.0f}};
-        NO_UNROLL for (int first = team % share; first < slots.count; first += share * IN_FLIGHT) {
-            Float4 part[IN_FLIGHT];
-            float lse[IN_FLIGHT];
-            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                int64 offset = (first + j * share) * rows;
-                part[j] = {0.0f, 0.0f, 0.0f, 0.0f};
-                lse[j] = NEGATIVE_INFINITY;
-                if (first + j * share < slots.count) {
-                    part[j] = *(const Float4 GLOBAL*)(out_of + offset * p.kv_lora_rank);
-                    lse[j] = lse_of[offset];
-                }
-            }
-            float largest = merged.maximum;
-            UNROLL for (int j = 0; j < IN_FLIGHT; j++) largest = maximum(largest, lse[j]);
-            merged.rescale(largest);
-            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                float factor = merged.factor_of(lse[j]);
-                // What an empty split holds may be anything.
-                if (factor != 0.0f) merged.add(factor, 1.0f, part[j]);
-            }
-        }
-        if (share > 1) {
-            team_merged[thread_index()] = merged;
-            barrier();
-            if (team % share == 0) {
-                for (int other = 1; other < share; other++) {
-                    Merged more = team_merged[thread_index() + other * LANES];
-                    merged.rescale(maximum(merged.maximum, more.maximum));
-                    merged.add(merged.factor_of(more.maximum), more.weight, more.sum);
-                }
-            }
-            barrier();
+        const uint16 GLOBAL* out_of =
+            global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + (column < p.kv_lora_rank ? column : 0);
+        int split = team % share;
+        float sum[LANE_COLUMNS] = {};
+        Values values;
+        values.load(out_of, lse_of, split, share, slots.count, rows, p.kv_lora_rank);
+        Total total = Total::look(lse_of, slots.count, rows);
+        NO_UNROLL while (true) {
+            values.add(sum, total);
+            split += share * IN_FLIGHT;
+            if (split >= slots.count) break;
+            values.load(out_of, lse_of, split, share, slots.count, rows, p.kv_lora_rank);
         }
         Row row = row_of(p, virtual_seq, at);
-        if (team % share != 0 || !inside || !row.valid) continue;
-        float inverse = merged.weight == 0.0f ? 0.0f : 1.0f / merged.weight;
-        Float4 sum = merged.sum;
-        write_columns(p, row, column, {sum.x * inverse, sum.y * inverse, sum.z * inverse, sum.w * inverse});
-        if (writes_lse) {
-            write_lse(p, row, merged.weight == 0.0f ? NEGATIVE_INFINITY : merged.maximum + log2(merged.weight) * LN_2);
+        bool writes = at < end_row && row.valid;
+        // Emptiness is a weight of zero: a NaN must show.
+        float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
+        uint16 GLOBAL* out = output_row(p, row);
+        if (writes && first_column == 0 && thread_index() % (share * LANES) == 0) {
+            write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
         }
+        if (share == 1) {
+            if (!writes || column >= p.kv_lora_rank) continue;
+            UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
+                *(Word2 GLOBAL*)(out + column + i) = {pack(sum[i] * factor, sum[i + 1] * factor),
+                                                      pack(sum[i + 2] * factor, sum[i + 3] * factor)};
+            }
+            continue;
+        }
+        UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
+            *(Float4 SHARED*)(sums + thread_index() * LANE_COLUMNS + i) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
+        }
+        barrier();
+        // The row's threads take two columns at a time.
+        for (int pair = thread_index() % (share * LANES); pair < COLUMNS / 2; pair += share * LANES) {
+            const float SHARED* of = sums + team / share * share * COLUMNS + pair * 2;
+            float low = 0.0f, high = 0.0f;
+            for (int other = 0; other < share; other++) {
+                low += of[other * COLUMNS];
+                high += of[other * COLUMNS + 1];
+            }
+            int to = first_column + pair * 2;
+            if (writes && to < p.kv_lora_rank) *(uint32 GLOBAL*)(out + to) = pack(low * factor, high * factor);
+        }
+        barrier();
     }
 }

@@ -141,7 +141,7 @@ struct Softmax {
     DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot, float SHARED* scale) {
         sum = lanes_sum<ROW_LANES>(sum);
         if (thread_index() % ROW_LANES != 0) return;
-        *scale = sum == 0.0f ? 0.0f : p.kv_scale / sum;
+        *scale = result_scale(p, sum, slot);
         float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
@@ -208,9 +208,7 @@ struct Output {
                 int local = m * 16 + accum_row(row_slot_element[s]);
                 Row row = row_of(p, virtual_seq, first_row + local);
                 float factor = scale[local];
-                uint16 GLOBAL* out = output_row(p, row);
-                float GLOBAL* partial = global_pointer<float>(p.partial_out) +
-                                        (slot * group_rows(p) + first_row + local) * KV_LORA_RANK;
+                uint16 GLOBAL* out = result_row(p, row, slot, first_row + local);
                 UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
                     UNROLL for (int i = 0; i < MMA_ELEMS; i += MMA_VECTOR) {
                         if (row_slot(i) != s) continue;
@@ -220,12 +218,7 @@ struct Output {
                         UNROLL for (int j = 0; j < MMA_VECTOR; j++) {
                             value[j] = factor == 0.0f ? 0.0f : tile[m][n].value[i + j] * factor;
                         }
-                        if (!row.valid) continue;
-                        if (slot < 0) {
-                            store_narrow<MMA_VECTOR>(out + column, value);
-                        } else {
-                            store_floats<MMA_VECTOR>(partial + column, value);
-                        }
+                        if (row.valid) store_narrow<MMA_VECTOR>(out + column, value);
                     }
                 }
             }

@@ -26,6 +26,16 @@ DEVICE int larger(int a, int b) { return a > b ? a : b; }
 /// Two floats rounded to Q_DTYPE, the first in the low half.
 DEVICE uint32 pack(float low, float high) { return Q_IS_BF16 ? pack_bf16(low, high) : pack_f16(low, high); }
 
+/// The inverse of `pack`.
+DEVICE void unpack(uint32 packed, float& low, float& high) {
+    if constexpr (Q_IS_BF16) {
+        low = bits_float(packed << 16);
+        high = bits_float(packed & 0xffff0000u);
+    } else {
+        unpack_f16(packed, low, high);
+    }
+}
+
 /// Element `index` of device memory at `base`, of F32, F16 or BF16.
 template <int dtype>
 DEVICE float read_element(uint64 base, int64 index) {
@@ -180,6 +190,18 @@ DEVICE uint16 GLOBAL* output_row(const DecodeParams& p, const Row& row) {
            row.head * p.out_stride_head;
 }
 
+/// Where a row's result goes: its partial output in `slot` or, if that is negative, the output.
+DEVICE uint16 GLOBAL* result_row(const DecodeParams& p, const Row& row, int64 slot, int group_row) {
+    if (slot < 0) return output_row(p, row);
+    return global_pointer<uint16>(p.partial_out) + (slot * group_rows(p) + group_row) * p.kv_lora_rank;
+}
+
+/// What a row's sums are multiplied by, given that of their weights. Partial outputs stay in the cache's own units, a mean of
+/// whose values always fits 16 bits; stage 2 scales them. 0 for a row that saw nothing: a NaN must show.
+DEVICE float result_scale(const DecodeParams& p, float weight, int64 slot) {
+    return weight == 0.0f ? 0.0f : (slot < 0 ? p.kv_scale : 1.0f) / weight;
+}
+
 DEVICE void write_lse(const DecodeParams& p, const Row& row, float lse) {
     if (p.lse == 0) return;
     global_pointer<float>(p.lse)[row.seq * p.lse_stride_batch + row.token * p.lse_stride_token + row.head] = lse;
@@ -227,17 +249,5 @@ DEVICE void store_narrow(uint16 GLOBAL* to, const float (&value)[count]) {
         *(uint32 GLOBAL*)to = pack(value[0], value[1]);
     } else {
         UNROLL for (int i = 0; i < count; i++) to[i] = (uint16)pack(value[i], 0.0f);
-    }
-}
-
-template <int count>
-DEVICE void store_floats(float GLOBAL* to, const float (&value)[count]) {
-    if constexpr (count == 2) {
-        struct alignas(8) Pair {
-            float x, y;
-        };
-        *(Pair GLOBAL*)to = {value[0], value[1]};
-    } else {
-        UNROLL for (int i = 0; i < count; i++) to[i] = value[i];
     }
 }

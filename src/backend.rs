@@ -20,6 +20,10 @@ pub mod host;
 #[cfg(feature = "rocm")]
 pub mod rocm;
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "cuda", feature = "rocm"))))]
+pub use gpu::{Gpu, GpuBuffer, GpuGraph, GpuKernel, GpuStream};
+
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
 use crate::kernel::{Launch, Params, Variant};
@@ -86,6 +90,8 @@ pub struct DecodeKernels {
     pub blocks_per_unit: usize,
     /// Dynamic shared memory of a block of stage 1, in bytes.
     pub split_shared_bytes: u32,
+    /// Element type of the partial outputs that stage 1 hands to stage 2.
+    pub partial_dtype: DType,
     /// Rows of a group that one block of stage 2 merges.
     pub reduce_rows: u32,
     /// Columns of an output row that one block of stage 2 merges.

@@ -49,7 +49,8 @@ fn splits_of_at_least(tokens: usize, max_seq_len: usize, num_compute_units: usiz
 }
 
 /// Shape of the float32 scratch that vLLM's layout takes: `[num_rows, num_heads, num_kv_splits, kv_lora_rank + 1]`, the last
-/// column being the LSE. Ours holds the same number of elements when the policy is [`SplitPolicy::Fixed`].
+/// column being the LSE. Ours holds the same number of elements when the policy is [`SplitPolicy::Fixed`]; on a GPU those of
+/// the outputs have 16 bits.
 pub fn scratch_shape(num_rows: usize, num_heads: usize, num_kv_splits: usize, kv_lora_rank: usize) -> [usize; 4] {
     [num_rows, num_heads, num_kv_splits, kv_lora_rank.saturating_add(1)]
 }
@@ -149,7 +150,7 @@ pub struct DecodePlan {
     pub num_groups: usize,
     /// Bytes of the schedule table, 0 unless balanced.
     pub schedule_bytes: usize,
-    /// Bytes of the partial outputs.
+    /// Bytes of the partial outputs, of [`DecodeKernels::partial_dtype`].
     pub partial_out_bytes: usize,
     /// Bytes of the partial LSE.
     pub partial_lse_bytes: usize,
@@ -221,7 +222,7 @@ impl DecodePlan {
                 ScheduleKind::Balanced => (parts_offset(virtual_seqs) + num_parts * PART_WORDS) * 4,
                 _ => 0,
             },
-            partial_out_bytes: rows * shape.kv_lora_rank * 4,
+            partial_out_bytes: rows * shape.kv_lora_rank * kernels.partial_dtype.size(),
             partial_lse_bytes: rows * 4,
         })
     }

@@ -3,12 +3,12 @@
 // With few query rows the cache is what takes time. The products are transposed, so that no row of them is wasted:
 //
 //   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
-//            sums += tile' x weights. Each has sums and maxima of its own; at the end of a piece they are put together
+//            sums += tile' x weights. Each has sums and maxima of its own. The group that has the last tile takes over the
+//            other's sums and writes the result, while the other goes on to the next piece
 //   loader   one warp keeps the ring filled
 //
-// While one group waits for its weights the other's products run, and the ring has time to be filled. A query row's maximum is
-// raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the barrier after the weights says
-// whether any logit did, and then they are computed again.
+// A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
+// barrier after the weights says whether any logit did, and then they are computed again.
 
 constexpr int ROWS = BLOCK_ROWS;
 constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
@@ -26,14 +26,14 @@ constexpr int GROUP_REGISTERS = 240;
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
-/// Shared memory, in bytes from its beginning. What the groups tell each other, and results, pass through the queries' place.
+/// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
 constexpr int QUERY_AT = UNITS_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
 constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
 constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
 constexpr int LIMIT_AT = MAXIMA_AT + GROUPS * ROWS * 4;
-constexpr int SLOT_AT = LIMIT_AT + ROWS * 4;
-constexpr int BARRIERS_AT = SLOT_AT + 8;
+constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
+constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
@@ -48,9 +48,9 @@ DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 /// Waits for one of them.
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
 
-/// Loads the query rows of a virtual sequence; those that do not exist become zeros.
+/// Loads the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* queries) {
-    NO_UNROLL for (int local = thread_index() / 8; local < ROWS; local += GROUPS * GROUP_THREADS / 8) {
+    NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
         int chunk = thread_index() % 8;
         const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
@@ -80,13 +80,12 @@ struct Softmax {
     int begin;                                 // first token of this piece
     float maximum[LANE_ROWS], sum[LANE_ROWS];  // the sums are this lane's share
 
-    /// Writes what all threads need to know of a piece. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, unsigned char SHARED* shared) {
-        int SHARED* limit = (int SHARED*)(shared + LIMIT_AT);
-        int local = thread_index();
+    /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
+    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
+        int local = thread_index() % GROUP_THREADS;
         if (local == ROWS) {
             Slots slots = slots_of(p, at.seq);
-            *(int64 SHARED*)(shared + SLOT_AT) = slots.count == 0 ? -1 : slots.begin + at.split;
+            *slot = slots.count == 0 ? -1 : slots.begin + at.split;
         }
         if (local >= ROWS) return;
         Row of = row_of(p, at.seq, first_row + local);
@@ -94,8 +93,9 @@ struct Softmax {
         limit[local] = of.valid ? smaller(visible, at.end) : 0;
     }
 
-    DEVICE void begin_piece() {
+    DEVICE void begin_piece(const int SHARED* its_limit) {
         int lane = unhoisted(lane_index());
+        limit = its_limit;
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
@@ -166,143 +166,121 @@ struct Softmax {
         UNROLL for (int i = 0; i < SUMS; i++) sum[i / 4 * 2 + i % 2] += exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
     }
 
-    /// Puts the groups' sums together: `scale` is what this group's are to be multiplied by, and the LSE of this lane's rows comes back.
-    DEVICE void join(const DecodeParams& p, int group, float (&scale)[LANE_ROWS], float (&lse)[LANE_ROWS],
-                     unsigned char SHARED* shared) {
-        float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT);
-        float SHARED* maxima = (float SHARED*)(shared + MAXIMA_AT);
+    /// Tells the other group this one's maxima and sums. To be followed by a barrier.
+    DEVICE void tell(int group, unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
         int warp = warp_of_group();
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-            int row = lane_row(lane, i);
             UNROLL for (int mask = 4; mask < 32; mask *= 2) sum[i] += shuffle_xor(sum[i], mask);
-            if (lane >= 4) continue;
-            exchange[(group * GROUP_WARPS + warp) * ROWS + row] = sum[i];
-            if (warp == 0) maxima[group * ROWS + row] = maximum[i];
         }
-        pair_barrier();
+        if (lane >= 4) return;
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             int row = lane_row(lane, i);
-            float highest = ::maximum(maxima[row], maxima[ROWS + row]);
-            float total = 0.0f;
-            UNROLL for (int other = 0; other < GROUPS; other++) {
-                float its_sum = 0.0f;
-                UNROLL for (int w = 0; w < GROUP_WARPS; w++) its_sum += exchange[(other * GROUP_WARPS + w) * ROWS + row];
-                total += its_sum * exp2(maxima[other * ROWS + row] - highest);
-            }
-            // Emptiness is a sum of zero: a NaN must show.
-            bool empty = total == 0.0f;
-            scale[i] = empty ? 0.0f : exp2(maximum[i] - highest) * p.kv_scale / total;
-            lse[i] = empty ? NEGATIVE_INFINITY : (highest + log2(total)) * LN_2;
+            ((float SHARED*)(shared + EXCHANGE_AT))[(group * GROUP_WARPS + warp) * ROWS + row] = sum[i];
+            if (warp == 0) ((float SHARED*)(shared + MAXIMA_AT))[group * ROWS + row] = maximum[i];
         }
     }
 };
 
-/// Columns of the result that a group writes: HALF_UNITS units of 64.
-using Half = float[HALF_UNITS][SUMS];
+/// A row's maximum and sum over both groups, and what each group's sums are to be multiplied by before they are added.
+struct Total {
+    float maximum, sum, factor[GROUPS];
 
-/// Scales a group's sums, and adds the groups': each ends up with its half of the columns.
-DEVICE void exchange_halves(const float (&o)[LATENT_UNITS][SUMS], const float (&scale)[LANE_ROWS], int group, Half& own,
-                            unsigned char SHARED* staging) {
-    auto scaled = [&](int unit, int i) {
-        // A row that saw nothing is zero even beside values that are not finite.
-        float factor = scale[i / 4 * 2 + i % 2];
-        float value = group == 0 ? o[unit][i] : o[(unit + HALF_UNITS) % LATENT_UNITS][i];
-        return factor == 0.0f ? 0.0f : value * factor;
-    };
-    // A lane of the other group holds the very rows and columns of the same lane here.
-    constexpr int ROUND_UNITS = 2;
-    Float4 SHARED* words = (Float4 SHARED*)staging + thread_index() % GROUP_THREADS;
-    auto place = [&](int of, int unit, int i) -> Float4 SHARED& {
-        return words[((of * ROUND_UNITS + unit) * SUMS + i) / 4 * GROUP_THREADS];
-    };
-    UNROLL for (int first = 0; first < HALF_UNITS; first += ROUND_UNITS) {
-        if (first > 0) pair_barrier();
-        UNROLL for (int unit = 0; unit < ROUND_UNITS; unit++) {
-            UNROLL for (int i = 0; i < SUMS; i += 4) {
-                int theirs = first + unit + HALF_UNITS;
-                place(group, unit, i) = {scaled(theirs, i), scaled(theirs, i + 1), scaled(theirs, i + 2), scaled(theirs, i + 3)};
-            }
-        }
-        pair_barrier();
-        UNROLL for (int unit = 0; unit < ROUND_UNITS; unit++) {
-            UNROLL for (int i = 0; i < SUMS; i += 4) {
-                Float4 more = place(1 - group, unit, i);
-                float* to = own[first + unit] + i;
-                to[0] = scaled(first + unit, i) + more.x;
-                to[1] = scaled(first + unit, i + 1) + more.y;
-                to[2] = scaled(first + unit, i + 2) + more.z;
-                to[3] = scaled(first + unit, i + 3) + more.w;
-            }
+    DEVICE Total(int row, const unsigned char SHARED* shared) {
+        const float SHARED* sums = (const float SHARED*)(shared + EXCHANGE_AT) + row;
+        const float SHARED* maxima = (const float SHARED*)(shared + MAXIMA_AT) + row;
+        maximum = ::maximum(maxima[0], maxima[ROWS]);
+        sum = 0.0f;
+        UNROLL for (int group = 0; group < GROUPS; group++) {
+            float its_sum = 0.0f;
+            UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) its_sum += sums[(group * GROUP_WARPS + warp) * ROWS];
+            factor[group] = exp2(maxima[group * ROWS] - maximum);
+            sum += its_sum * factor[group];
         }
     }
-    pair_barrier();
+
+    /// Emptiness is a sum of zero: a NaN must show.
+    DEVICE float lse() const { return sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2; }
+};
+
+/// Sums of a group: the result's columns by units, transposed.
+using Sums = float[LATENT_UNITS][SUMS];
+
+/// Units of a group's last tile of a piece that are not given back at once: the sums of the one that hands them over fit in.
+constexpr int HELD_UNITS = LATENT_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
+static_assert(HELD_UNITS == HALF_UNITS || HELD_UNITS == LATENT_UNITS, "whole halves are given back");
+
+/// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
+DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
+    int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
+    constexpr int UNIT_WORDS = UNIT_BYTES / 16;
+    return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
+                                                                                       thread_index() % GROUP_THREADS];
 }
 
-/// Writes a group's half of a piece's result by way of its own `staging`, to `slot` or, if negative, to the output.
-DEVICE void write_half(const DecodeParams& p, const Half& own, int group, int seq, int64 slot, int first_row,
-                       unsigned char SHARED* staging) {
-    constexpr int ROW_BYTES = KV_LORA_RANK;  // of half the columns in 16 bits, a quarter in float32
+DEVICE void hand_over(const Sums& o, UnitPlace place, unsigned char SHARED* shared) {
+    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            handed_over(shared, place, unit, i) = {o[unit][i], o[unit][i + 1], o[unit][i + 2], o[unit][i + 3]};
+        }
+    }
+}
+
+/// Writes a piece's result, to `slot` or, if negative, to the output: this group's sums and, unless it had all tiles, those that
+/// the other has handed over in the tile before. The result passes through the units of the last tile, at `place`.
+DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, int seq, int64 slot, int first_row, UnitPlace place,
+                         UnitPlace before, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
-    if (slot < 0) {
-        UNROLL for (int block = 0; block < SUMS / 8; block++) {
-            int row = (block * 2 + lane / 16) * 8 + lane % 8;
-            uint32 to = shared_address(staging) + row * ROW_BYTES + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-            UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-                const float* x = own[unit] + block * 8;
-                store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-            }
-        }
-        group_barrier(group);
-        NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-            Row of = row_of(p, seq, first_row + r);
-            if (!of.valid) continue;
-            store_output(output_row(p, of) + group * KV_LORA_RANK / 2 + lane * 8,
-                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
-        }
-        return;
-    }
-    UNROLL for (int pass = 0; pass < 2; pass++) {
-        UNROLL for (int unit = 0; unit < HALF_UNITS / 2; unit++) {
-            UNROLL for (int i = 0; i < SUMS; i++) {
-                int row = i / 4 * 8 + lane % 4 * 2 + i % 2;
-                int column = warp * 16 + lane / 4 + i / 2 % 2 * 8;
-                *(float SHARED*)(staging + row * ROW_BYTES + unit * 256 + (column / 4 ^ lane % 4 * 2) * 16 + column % 4 * 4) =
-                    own[pass * HALF_UNITS / 2 + unit][i];
-            }
-        }
-        group_barrier(group);
-        NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-            if (!row_of(p, seq, first_row + r).valid) continue;
-            float GLOBAL* to = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + first_row + r) * KV_LORA_RANK;
-            *(Float4 GLOBAL*)(to + (group * 2 + pass) * KV_LORA_RANK / 4 + lane * 4) =
-                *(const Float4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r / 2 % 4 * 2) * 16);
-        }
-        group_barrier(group);
-    }
-}
-
-/// Writes outputs and LSE of a piece.
-DEVICE void finish(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], Softmax& softmax, int group, int seq, int first_row,
-                   unsigned char SHARED* shared) {
-    float scale[LANE_ROWS], lse[LANE_ROWS];
-    softmax.join(p, group, scale, lse, shared);
-    int64 slot = *(const int64 SHARED*)(shared + SLOT_AT);
-    int lane = unhoisted(lane_index());
+    float scale[LANE_ROWS], other_scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        int row = first_row + lane_row(lane, i);
-        Row of = row_of(p, seq, row);
-        if (thread_index() >= 4 || !of.valid) continue;
+        int row = lane_row(lane, i);
+        Total total(row, shared);
+        float result = result_scale(p, total.sum, slot);
+        scale[i] = result * (group == 0 ? total.factor[0] : total.factor[1]);
+        other_scale[i] = result * (group == 0 ? total.factor[1] : total.factor[0]);
+        Row of = row_of(p, seq, first_row + row);
+        if (warp != 0 || lane >= 4 || !of.valid) continue;
         if (slot < 0) {
-            write_lse(p, of, lse[i]);
+            write_lse(p, of, total.lse());
         } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse[i];
+            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row] = total.lse();
         }
     }
-    Half own;
-    exchange_halves(o, scale, group, own, shared + QUERY_AT);
-    write_half(p, own, group, seq, slot, first_row, shared + QUERY_AT + group * (QUERY_UNIT_BYTES * LATENT_UNITS / 2));
+    // A row that saw nothing is zero even beside values that are not finite.
+    auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
+    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] = scaled(o[unit][i], scale[i / 4 * 2 + i % 2]);
+        if (alone) continue;
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            Float4 more = handed_over(shared, before, unit, i);
+            o[unit][i] += scaled(more.x, other_scale[i / 2]);
+            o[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
+            o[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
+            o[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
+        }
+    }
+    constexpr int ROW_BYTES = KV_LORA_RANK * 2;
+    constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
+    static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
+    UNROLL for (int block = 0; block < SUMS / 8; block++) {
+        uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
+                    ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+            const float* x = o[unit] + block * 8;
+            store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+        }
+    }
+    group_barrier(group);
+    NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
+        Row of = row_of(p, seq, first_row + r);
+        if (!of.valid) continue;
+        const unsigned char SHARED* from = shared + place.after(r / UNIT_ROWS).index * UNIT_BYTES + r % UNIT_ROWS * ROW_BYTES;
+        uint16 GLOBAL* to = result_row(p, of, slot, first_row + r);
+        UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
+            store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
+        }
+    }
 }
 
 /// A warpgroup: every second tile of each piece.
@@ -313,20 +291,26 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
+    int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
+    int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
+    int turn = 0;            // of two descriptions of a piece
+    int ahead = GROUPS - 1;  // group that prepares the next piece
     UnitPlace piece = {0, 0};
     Softmax softmax;
-    softmax.limit = (const int SHARED*)(shared + LIMIT_AT);
     softmax.begin = at.seq == part.seq ? part.token : 0;
-    float o[LATENT_UNITS][SUMS];
+    Sums o;
     NO_UNROLL while (true) {
-        load_queries(p, at.seq, first_row, shared + QUERY_AT);
-        Softmax::describe(p, at, first_row, shared);
-        copy_wait<0>();
-        publish_to_async();
+        if (group == ahead) {
+            load_queries(p, at.seq, first_row, shared + QUERY_AT);
+            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
+            copy_wait<0>();
+            publish_to_async();
+        }
         pair_barrier();
-        softmax.begin_piece();
+        softmax.begin_piece(limits + turn * ROWS);
         int tiles = uniform(divide_up(at.end - at.token, TILE_TOKENS));
         UnitPlace place = piece.after(group * TILE_UNITS);
+        UnitPlace last_place = place;
         NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {
             int token = at.token + tile * TILE_TOKENS;
             bool first = tile < GROUPS;
@@ -371,19 +355,38 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
             }
             products_commit();
             softmax.add(x);
+            bool holds = tile + GROUPS >= tiles;
             products_wait<1>();
-            if (lane < HALF_UNITS) barrier_arrive(units.empty(place.after(lane).index));
+            if (lane < HALF_UNITS && !holds) barrier_arrive(units.empty(place.after(lane).index));
             products_wait<0>();
-            if (lane < HALF_UNITS) barrier_arrive(units.empty(place.after(HALF_UNITS + lane).index));
+            if (lane < HALF_UNITS && !(holds && HELD_UNITS > HALF_UNITS)) {
+                barrier_arrive(units.empty(place.after(HALF_UNITS + lane).index));
+            }
+            last_place = place;
             place.advance(GROUPS * TILE_UNITS);
         }
-        finish(p, o, softmax, group, at.seq, first_row, shared);
+        softmax.tell(group, shared);
+        ahead = tiles % GROUPS;
+        bool alone = tiles == 1;
+        if (group == ahead && !alone) {
+            group_barrier(group);  // no warp reads the tile any more
+            hand_over(o, last_place, shared);
+        }
+        pair_barrier();
+        if (group != ahead) {
+            UnitPlace before = last_place.before(TILE_UNITS);
+            write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);
+            publish_to_async();
+            warp_barrier();
+            if (lane < HELD_UNITS) barrier_arrive(units.empty(last_place.after(lane).index));
+            if (lane < HELD_UNITS && !alone) barrier_arrive(units.empty(before.after(lane).index));
+        }
         piece.skip(tiles * TILE_UNITS);
         at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
         if (!warp_any(at.more)) break;
-        pair_barrier();
         softmax.begin = 0;
+        turn ^= 1;
     }
 }
 
@@ -404,7 +407,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
-    prefetch_pages(p, part);
+    int early = early_page(p, part);
     Cursor at(p, part);
     if (!at.more) return;
     int role = warpgroup_index();
@@ -414,6 +417,6 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         attend(p, part, at, first_row, role & 1, shared, units);
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() == 0) load_units(p, part, at, latent, rope, units);
+        if (warp_of_group() == 0) load_units(p, part, at, early, latent, rope, units);
     }
 }

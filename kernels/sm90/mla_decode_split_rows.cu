@@ -250,7 +250,7 @@ struct Weigher {
         UNROLL for (int r = 0; r < 2; r++) {
             float lse = softmax.finish(r);
             if (lane_index() % 4 != 0) continue;
-            scale[r * 8] = softmax.sum[r] == 0.0f ? 0.0f : p.kv_scale / softmax.sum[r];
+            scale[r * 8] = result_scale(p, softmax.sum[r], slot);
             int group_row = first_row + row + r * 8;
             Row of = row_of(p, note(place)->seq, group_row);
             if (!of.valid) continue;
@@ -303,42 +303,20 @@ DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int6
         float factor = scale[i / 2 % 2];
         o[i / 64][i % 64] = factor == 0.0f ? 0.0f : o[i / 64][i % 64] * factor;
     }
-    if (slot < 0) {
-        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
-        UNROLL for (int word = 0; word < WINDOW; word += 2) {
-            uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
-            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                const float* x = o[window / 16] + (window % 16 + word) * 4;
-                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-            }
+    uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+    UNROLL for (int word = 0; word < WINDOW; word += 2) {
+        uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
+        UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+            const float* x = o[window / 16] + (window % 16 + word) * 4;
+            store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
         }
-        warp_barrier();
-        NO_UNROLL for (int r = 0; r < 16; r++) {
-            Row of = row_of(p, seq, first_row + r);
-            if (!of.valid) continue;
-            store_output(output_row(p, of) + column + lane * 8,
-                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
-        }
-    } else {
-        unsigned char SHARED* to = staging + lane / 4 * ROW_BYTES + lane % 2 * 8;
-        UNROLL for (int part = 0; part < 2; part++) {
-            UNROLL for (int word = 0; word < WINDOW; word += 2) {
-                unsigned char SHARED* at = to + ((word + lane % 4 / 2) ^ lane / 4 % 4 * 2) * 16;
-                UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                    const float* x = o[part] + (window + word) * 2;
-                    store_pair(at + window * 16, x[0], x[1]);
-                    store_pair(at + window * 16 + 8 * ROW_BYTES, x[2], x[3]);
-                }
-            }
-            warp_barrier();
-            NO_UNROLL for (int r = 0; r < 16; r++) {
-                if (!row_of(p, seq, first_row + r).valid) continue;
-                float GLOBAL* row = global_pointer<float>(p.partial_out) + (slot * group_rows(p) + first_row + r) * KV_LORA_RANK;
-                *(Float4 GLOBAL*)(row + column + part * HALF / 2 + lane * 4) =
-                    *(const Float4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 4 * 2) * 16);
-            }
-            warp_barrier();
-        }
+    }
+    warp_barrier();
+    NO_UNROLL for (int r = 0; r < 16; r++) {
+        Row of = row_of(p, seq, first_row + r);
+        if (!of.valid) continue;
+        store_output(result_row(p, of, slot, first_row + r) + column + lane * 8,
+                     *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
     }
     publish_to_async();
 }

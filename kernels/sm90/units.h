@@ -33,6 +33,9 @@ struct UnitPlace {
         place.advance(by);
         return place;
     }
+
+    /// An earlier place, whatever its phase.
+    DEVICE UnitPlace before(int by) const { return {index < by ? index + STAGES - by : index - by, 0}; }
 };
 
 struct Units {
@@ -51,13 +54,24 @@ struct Units {
     }
 };
 
+/// Tokens of a box: the largest power of two that divides a page, up to a tile.
+DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
+
+/// The page of a lane's box of a part's first tiles, asked for before the lengths tell where the part begins and ends.
+DEVICE int early_page(const DecodeParams& p, const Part& part) {
+    int column = ((part.token & -TILE_TOKENS) + lane_index() * box_tokens(p)) / p.page_size;
+    if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
+    return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
+}
+
 /// The loader: one warp keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead.
-DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Units& units) {
+/// and as far ahead. `early` is a lane's page where the first piece begins as the part does.
+DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, const TensorMap& latent,
+                       const TensorMap& rope, const Units& units) {
     int lane = lane_index();
-    int rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
+    int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
+    bool as_part = at.seq == part.seq;
     int seq = -1;
     int first = 0;  // lane of the tile's first box
     int token = 0;  // of this lane's next box
@@ -73,7 +87,8 @@ DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, const
             seq = at.seq;
             first = 0;
             token = at.token + lane * rows;
-            page_ahead = look_up();
+            page_ahead = !as_part ? look_up() : token < at.end ? early : -1;
+            as_part = false;
         }
         if (first == 0) {
             page = page_ahead;

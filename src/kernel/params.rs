@@ -41,7 +41,8 @@ pub struct DecodeParams {
     pub out: u64,
     /// Natural-log LSE, f32 `[batch, query_len, num_heads]`, or 0 for none.
     pub lse: u64,
-    /// Normalised outputs of splits, f32 `[num_slots, group_rows, kv_lora_rank]`.
+    /// Outputs of splits before `kv_scale`, each divided by its own sum of weights, `[num_slots, group_rows, kv_lora_rank]` of
+    /// [`DecodeKernels::partial_dtype`](crate::backend::DecodeKernels::partial_dtype).
     pub partial_out: u64,
     /// Natural-log LSE of splits, f32 `[num_slots, group_rows]`.
     pub partial_lse: u64,

@@ -261,6 +261,7 @@ pub(crate) fn scratch<B: Backend>(
     let views = plan.workspace_views();
     let addresses = workspace.views(0, &views)?;
     let [_, partial_out, partial_lse] = std::array::from_fn(|i| {
+        // As words of 32 bits, whatever they hold.
         let shape = [views[i] / 4];
         // SAFETY: the view has this size, and the workspace outlives the test's use of the tensor.
         unsafe { Tensor::<B>::from_raw(addresses[i], DType::F32, &shape, &[1]) }.expect("a view")

@@ -187,8 +187,9 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
             row.fill(f64::NAN);
         }
     }
-    let slots = |data: &[f64]| tensor(backend, [data.len()], DType::F32, &encode(DType::F32, data));
-    let (out_tensor, lse_tensor) = (slots(&partial_out), slots(&partial_lse));
+    let slots = |dtype, data: &[f64]| tensor(backend, [data.len()], dtype, &encode(dtype, data));
+    let out_tensor = slots(plan.kernels().partial_dtype, &partial_out);
+    let lse_tensor = slots(DType::F32, &partial_lse);
     let seq_lens = Tensor::from_slice(backend, [batch], &[64, 64, 0]).unwrap();
     let out = poisoned(backend, [batch, heads, rank], dtype).unwrap();
     let lse = poisoned(backend, [batch, heads], DType::F32).unwrap();

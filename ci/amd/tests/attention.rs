@@ -178,7 +178,7 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
         seq_lens: gpu.upload(&common::i32_bytes(&LENS)),
         out,
         lse,
-        partial_out: gpu.upload(&common::unwritten(slots * query_len * HEADS * form.rank)),
+        partial_out: gpu.upload(&vec![0xff; slots * query_len * HEADS * form.rank * form.q.size()]),
         partial_lse: gpu.upload(&common::unwritten(slots * query_len * HEADS)),
         q_stride_batch: (query_len * HEADS * width) as i64,
         q_stride_token: (HEADS * width) as i64,

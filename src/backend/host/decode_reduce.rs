@@ -3,7 +3,7 @@
 use super::convert;
 use super::memory::element;
 use super::pool::Pool;
-use super::step::{Pieces, Step};
+use super::step::{Pieces, Step, value_scale};
 use crate::error::Result;
 use crate::kernel::Variant;
 use crate::kernel::params::DecodeParams;
@@ -44,7 +44,7 @@ unsafe fn item(step: &Step, variant: &Variant, v: usize, first_row: usize, scrat
     let tokens = step.tokens(v);
     for row in first_row..(first_row + ROWS).min(tokens.len() * heads) {
         // SAFETY: slots `first_slot..first_slot + count` were written by stage 1.
-        let lse = unsafe { merge(step, first_slot, count, row, out) };
+        let lse = unsafe { merge(step, first_slot, count, row, value_scale(p, variant), out) };
         let (at, lse_at) = step.output_offsets(v / step.num_groups, tokens.start + row / heads, row % heads);
         // SAFETY: the row lies inside the outputs.
         unsafe {
@@ -56,9 +56,9 @@ unsafe fn item(step: &Step, variant: &Variant, v: usize, first_row: usize, scrat
     }
 }
 
-/// Merges one row's splits into `out` and returns the LSE. A split that the row sees nothing of has LSE -inf and is not read;
+/// Merges one row's splits into `out`, times `scale`, and returns the LSE. A split that the row sees nothing of has LSE -inf and is not read;
 /// where only one is left its numbers pass through unchanged.
-unsafe fn merge(step: &Step, first_slot: usize, count: usize, row: usize, out: &mut [f32]) -> f32 {
+unsafe fn merge(step: &Step, first_slot: usize, count: usize, row: usize, scale: f32, out: &mut [f32]) -> f32 {
     let p = step.p;
     let index = |split: usize| ((first_slot + split) * step.group_rows + row) as i64;
     // SAFETY: the caller's promise.
@@ -84,6 +84,6 @@ unsafe fn merge(step: &Step, first_slot: usize, count: usize, row: usize, out: &
     if sum == 0.0 {
         return f32::NEG_INFINITY;
     }
-    out.iter_mut().for_each(|x| *x /= sum);
+    out.iter_mut().for_each(|x| *x *= scale / sum);
     max + sum.ln()
 }

@@ -9,7 +9,7 @@ use super::convert;
 use super::memory::element;
 use super::pool::Pool;
 use super::simd::{AccumulateArgs, Logits, PAD, RowState, ScoreArgs, Simd};
-use super::step::{Pieces, Step};
+use super::step::{Pieces, Step, value_scale};
 use crate::error::Result;
 use crate::kernel::Variant;
 use crate::kernel::params::{DecodeParams, ScheduleKind};
@@ -92,7 +92,7 @@ struct Kernel<'a> {
 pub(super) unsafe fn run(p: &DecodeParams, variant: &Variant, simd: &'static Simd, pool: &Pool) -> Result<bool> {
     let step = Step::new(p);
     // One scale for latent and rope: it is folded into the logits and into the output.
-    let value_scale = if variant.kv_dtype.is_fp8() { p.kv_scale } else { 1.0 };
+    let value_scale = value_scale(p, variant);
     let kernel = Kernel {
         sizes: Sizes::new(variant),
         variant,
@@ -296,9 +296,10 @@ impl Kernel<'_> {
         for (i, row) in rows.enumerate() {
             let RowState { max, sum } = buffers.states[i];
             let out = &mut buffers.out[i * self.sizes.columns..][..rank];
+            // Stage 2 scales what goes to a slot.
+            let scale = if matches!(to, Destination::Output) { self.value_scale } else { 1.0 };
             // A row that saw nothing: its sum is 0, not NaN.
-            let (factor, lse) =
-                if sum == 0.0 { (0.0, f32::NEG_INFINITY) } else { (self.value_scale / sum, max + sum.ln()) };
+            let (factor, lse) = if sum == 0.0 { (0.0, f32::NEG_INFINITY) } else { (scale / sum, max + sum.ln()) };
             out.iter_mut().for_each(|x| *x *= factor);
             // SAFETY: the row lies inside the outputs or inside its slot.
             unsafe {

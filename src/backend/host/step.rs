@@ -4,6 +4,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::memory::element;
 use crate::error::Error;
+use crate::kernel::Variant;
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::plan::parts_offset;
 
@@ -14,6 +15,11 @@ pub(super) struct Step<'a> {
     pub group_rows: usize,
     pub virtual_seqs: usize,
     faults: Faults,
+}
+
+/// What a cached value is multiplied by.
+pub(super) fn value_scale(p: &DecodeParams, variant: &Variant) -> f32 {
+    if variant.kv_dtype.is_fp8() { p.kv_scale } else { 1.0 }
 }
 
 /// Where a virtual sequence's result comes from.
