@@ -19,8 +19,8 @@ constexpr int LANE_ROWS = ROWS / 4;   // query rows of which a lane holds logits
 constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
-// Twice the sums of 16 rows need more registers than an equal share: the loader's warpgroup gives up most of its own.
-constexpr bool SHARES_REGISTERS = ROWS == 32;
+// Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
+constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
@@ -31,7 +31,8 @@ constexpr int QUERY_AT = UNITS_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
 constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
 constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
-constexpr int LIMIT_AT = MAXIMA_AT + GROUPS * ROWS * 4;
+constexpr int QUERY_SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;
+constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
 constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
@@ -49,18 +50,42 @@ DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
 
 /// Loads the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
-DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* queries) {
+DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
+    unsigned char SHARED* queries = shared + QUERY_AT;
+    int chunk = thread_index() % 8;
     NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
-        int chunk = thread_index() % 8;
         const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
         if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
-                         row.valid);
+        if constexpr (FP8) {
+            Word4 raw[QUERY_UNITS];
+            uint32 largest = 0;
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                raw[unit] = {0, 0, 0, 0};
+                if (row.valid) raw[unit] = *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS);
+                largest = largest_of(raw[unit], largest);
+            }
+            UNROLL for (int mask = 1; mask < 8; mask *= 2) {
+                uint32 other = shuffle_xor(largest, mask);
+                if (other > largest) largest = other;
+            }
+            float scale = fitting_scale(largest);
+            if (chunk == 0) ((float SHARED*)(shared + QUERY_SCALE_AT))[local] = 1.0f / scale;
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                bool rotary = unit == LATENT_UNITS;
+                store_query(queries + unit / 2 * 2 * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, unit % 2 * 32 + chunk * 4,
+                            rotary ? 8 : 16, raw[unit], scale);
+            }
+        } else {
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
+                             row.valid);
+            }
         }
     }
     copy_commit();
+    copy_wait<0>();
+    publish_to_async();
 }
 
 /// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
@@ -79,6 +104,7 @@ struct Softmax {
     int least;                                 // of the limits of this lane's rows
     int begin;                                 // first token of this piece
     float maximum[LANE_ROWS], sum[LANE_ROWS];  // the sums are this lane's share
+    float query_scale[LANE_ROWS];              // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
     static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
@@ -93,19 +119,23 @@ struct Softmax {
         limit[local] = of.valid ? smaller(visible, at.end) : 0;
     }
 
-    DEVICE void begin_piece(const int SHARED* its_limit) {
+    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* scales) {
         int lane = unhoisted(lane_index());
         limit = its_limit;
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
             sum[i] = 0.0f;
+            query_scale[i] = FP8 ? scales[lane_row(lane, i)] : 1.0f;
             least = smaller(least, limit[lane_row(lane, i)]);
         }
     }
 
     /// Turns products into logits.
     DEVICE void mask(const DecodeParams& p, float (&x)[SUMS], int token) const {
+        if constexpr (FP8) {
+            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scale[i / 4 * 2 + i % 2];
+        }
         scale_logits(p, x);
         int warp = warp_of_group();
         if (token + TILE_TOKENS <= least && token >= begin) return;
@@ -127,7 +157,8 @@ struct Softmax {
     DEVICE void store_weights(const float (&x)[SUMS], uint32 weights) const {
         uint32 word[SUMS / 2];
         UNROLL for (int i = 0; i < SUMS; i += 2) {
-            word[i / 2] = pack(exp2(x[i] - maximum[i / 4 * 2]), exp2(x[i + 1] - maximum[i / 4 * 2 + 1]));
+            float low = exp2(x[i] - maximum[i / 4 * 2]), high = exp2(x[i + 1] - maximum[i / 4 * 2 + 1]);
+            word[i / 2] = FP8 ? pack_f16(low, high) : pack(low, high);
         }
         int lane = unhoisted(lane_index());
         int chunk = warp_of_group() * 2 + lane / 8 % 2;
@@ -208,7 +239,7 @@ using Sums = float[LATENT_UNITS][SUMS];
 
 /// Units of a group's last tile of a piece that are not given back at once: the sums of the one that hands them over fit in.
 constexpr int HELD_UNITS = LATENT_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
-static_assert(HELD_UNITS == HALF_UNITS || HELD_UNITS == LATENT_UNITS, "whole halves are given back");
+static_assert(HELD_UNITS == CACHED_UNITS / 2 || HELD_UNITS == CACHED_UNITS, "whole halves are given back");
 
 /// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
 DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
@@ -263,12 +294,25 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
     constexpr int ROW_BYTES = KV_LORA_RANK * 2;
     constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
     static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
-    UNROLL for (int block = 0; block < SUMS / 8; block++) {
-        uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
-                    ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-            const float* x = o[unit] + block * 8;
-            store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+    if constexpr (FP8) {
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            UNROLL for (int e = 0; e < 2; e++) {
+                int row = lane % 4 * 2 + e;
+                unsigned char SHARED* to = shared + place.after(i / 4).index * UNIT_BYTES + row * ROW_BYTES +
+                                           ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
+                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                    *(uint32 SHARED*)(to + unit * 128) = pack(o[unit][i + e], o[unit][i + e + 2]);
+                }
+            }
+        }
+    } else {
+        UNROLL for (int block = 0; block < SUMS / 8; block++) {
+            uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
+                        ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                const float* x = o[unit] + block * 8;
+                store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
         }
     }
     group_barrier(group);
@@ -281,6 +325,64 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
             store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
         }
     }
+}
+
+/// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
+DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
+                          const Units& units) {
+    if constexpr (FP8) {
+        Fragments a[2];
+        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+            bool rotary = unit == LATENT_UNITS;
+            UnitPlace keys = place.after(unit / 2);
+            if (unit % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
+            load_keys(a[unit % 2], shared + keys.index * UNIT_BYTES, unit % 2, rotary, [&] {
+                if (unit >= 2) products_wait<1>();
+            });
+            products_begin();
+            UNROLL for (int step = 0; step < 4; step++) {
+                product_keys_held(x, a[unit % 2][step], rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
+            }
+            products_commit();
+        }
+    } else {
+        UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+            UnitPlace keys = place.after(unit);
+            barrier_wait(units.full(keys.index), keys.parity);
+            products_begin();
+            UNROLL for (int step = 0; step < 4; step++) {
+                product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
+                                    rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
+            }
+        }
+        products_commit();
+    }
+}
+
+/// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
+/// is still under way.
+DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
+    Fragments a[2];
+    if constexpr (!FP8) products_begin();
+    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+        uint32 values = units.unit(place.after(FP8 ? unit / 2 : unit).index);
+        if constexpr (FP8) {
+            load_values(a[unit % 2], values, unit % 2, [&] {
+                if (unit >= 2) products_wait<1>();
+            });
+            products_begin();
+        }
+        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+            uint64 its_weights = rows_operand(weights + step * 32);
+            if constexpr (FP8) {
+                product_keys_held(o[unit], a[unit % 2][step], its_weights, step > 0 || !first);
+            } else {
+                product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), its_weights, step > 0 || !first);
+            }
+        }
+        if (FP8 || unit == HALF_UNITS - 1) products_commit();
+    }
+    if constexpr (!FP8) products_commit();
 }
 
 /// A warpgroup: every second tile of each piece.
@@ -301,13 +403,11 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
     Sums o;
     NO_UNROLL while (true) {
         if (group == ahead) {
-            load_queries(p, at.seq, first_row, shared + QUERY_AT);
             Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
-            copy_wait<0>();
-            publish_to_async();
+            load_queries(p, at.seq, first_row, shared);
         }
         pair_barrier();
-        softmax.begin_piece(limits + turn * ROWS);
+        softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
         int tiles = uniform(divide_up(at.end - at.token, TILE_TOKENS));
         UnitPlace place = piece.after(group * TILE_UNITS);
         UnitPlace last_place = place;
@@ -317,16 +417,7 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
             // Those of the tile before may still be read by other warps.
             uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
             float x[SUMS];
-            UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
-                UnitPlace keys = place.after(unit);
-                barrier_wait(units.full(keys.index), keys.parity);
-                products_begin();
-                UNROLL for (int step = 0; step < 4; step++) {
-                    product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
-                                        rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
-                }
-            }
-            products_commit();
+            multiply_keys(x, queries, place, shared, units);
             products_wait<0>();
             if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
 
@@ -344,24 +435,14 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
                 softmax.store_weights(x, weights);
                 group_barrier(group);
             }
-            products_begin();
-            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                uint32 values = units.unit(place.after(unit).index);
-                UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                    product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
-                                       step > 0 || !first);
-                }
-                if (unit == HALF_UNITS - 1) products_commit();
-            }
-            products_commit();
+            multiply_values(o, weights, first, place, units);
             softmax.add(x);
             bool holds = tile + GROUPS >= tiles;
             products_wait<1>();
-            if (lane < HALF_UNITS && !holds) barrier_arrive(units.empty(place.after(lane).index));
+            constexpr int HALF = CACHED_UNITS / 2;
+            if (lane < HALF && !holds) barrier_arrive(units.empty(place.after(lane).index));
             products_wait<0>();
-            if (lane < HALF_UNITS && !(holds && HELD_UNITS > HALF_UNITS)) {
-                barrier_arrive(units.empty(place.after(HALF_UNITS + lane).index));
-            }
+            if (lane < HALF && !(holds && HELD_UNITS > HALF)) barrier_arrive(units.empty(place.after(HALF + lane).index));
             last_place = place;
             place.advance(GROUPS * TILE_UNITS);
         }
