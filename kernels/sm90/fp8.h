@@ -2,46 +2,66 @@
 // queries are f16 too, scaled to fit by a power of two for each row.
 //
 // A lane reads a token's columns 16 at a time, four for each of four products of depth 16: lane c of four takes columns 32 c to
-// 32 c + 31 of a unit of 128, or 16 c to 16 c + 15 of a rotary unit of 64. The queries' columns are arranged in the same order:
-// pair j of the lane's share becomes pair 4 j + c. Of values, a lane reads pairs of columns, whose first goes with the operand's
-// rows 0 to 7 and whose second with rows 8 to 15: `d[4 j + e]` of a lane belongs to column lane / 4 * 2 + e / 2 of the warp's sixteen.
+// 32 c + 31 of a unit of 128, or 16 c to 16 c + 15 of the rotary 64. The queries' columns are arranged in the same order: pair j of
+// the lane's share becomes pair 4 j + c. Of values, a lane reads pairs of columns, whose first goes with the operand's rows 0 to 7
+// and whose second with rows 8 to 15: `d[4 j + e]` of a lane belongs to column lane / 4 * 2 + e / 2 of the warp's sixteen.
 
 constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
 static_assert(!FP8 || KV_DTYPE == FP8_E4M3, "the device's own 8-bit floats");
 
-/// The operands of four products, of depth 64 together.
-using Fragments = uint32[4][4];
+/// What a lane reads for the operands of four products, of depth 64 together: two words for each.
+using Bytes = uint32[4][2];
 
-/// Keys: this warp's sixteen tokens x 64 columns, a `part` of the unit. They are read before `wait` is called, and only then
-/// overwrite operands.
-template <typename Wait>
-DEVICE void load_keys(Fragments& a, const unsigned char SHARED* unit, int part, bool rotary, Wait wait) {
+/// Keys: this warp's sixteen tokens x 64 columns, a `part` of the unit.
+DEVICE void load_keys(Bytes& bytes, const unsigned char SHARED* unit, int part, bool rotary) {
     int lane = lane_index();
-    int warp = thread_index() / 32 % 4;
-    // Rows of a rotary unit share a line of 128 bytes by twos.
-    int line = rotary ? warp * 8 + lane / 8 : warp * 16 + lane / 4;
-    int chunk = rotary ? lane % 8 ^ lane / 8 : (lane % 4 * 2 + part) ^ lane / 4;
-    Word4 low = *(const Word4 SHARED*)(unit + line * 128 + chunk * 16);
-    Word4 high = *(const Word4 SHARED*)(unit + (rotary ? (line + 4) * 128 + (chunk ^ 4) * 16 : (line + 8) * 128 + chunk * 16));
-    wait();
+    const unsigned char SHARED* line = unit + (thread_index() / 32 % 4 * 16 + lane / 4) * 128;
+    int chunk = (rotary ? lane % 4 : lane % 4 * 2 + part) ^ lane / 4;
+    Word4 low = *(const Word4 SHARED*)(line + chunk * 16);
+    Word4 high = *(const Word4 SHARED*)(line + 8 * 128 + chunk * 16);
     uint32 words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
     UNROLL for (int step = 0; step < 4; step++) {
-        UNROLL for (int half = 0; half < 2; half++) e4m3x4_to_f16(words[half][step], a[step][half], a[step][half + 2]);
+        bytes[step][0] = words[0][step];
+        bytes[step][1] = words[1][step];
     }
 }
+DEVICE void widen_keys(uint32 (&a)[4], const uint32 (&bytes)[2]) {
+    e4m3x4_to_f16(bytes[0], a[0], a[2]);
+    e4m3x4_to_f16(bytes[1], a[1], a[3]);
+}
 
-/// Values, likewise: this warp's sixteen of the 64 columns of a `part` of the unit, x 64 tokens.
-template <typename Wait>
-DEVICE void load_values(Fragments& a, uint32 unit, int part, Wait wait) {
+/// Values: this warp's sixteen of the 64 columns of a `part` of the unit, x 64 tokens.
+DEVICE void load_values(Bytes& bytes, uint32 unit, int part) {
     int lane = lane_index();
     uint32 from = unit + lane * 128 + ((part * 4 + thread_index() / 32 % 4) ^ lane % 8) * 16;
-    uint32 pairs[2][4];
-    UNROLL for (int half = 0; half < 2; half++) load_matrix_trans(pairs[half], from + half * 32 * 128);
-    wait();
     UNROLL for (int half = 0; half < 2; half++) {
-        UNROLL for (int m = 0; m < 4; m++) {
-            uint32* to = a[half * 2 + m / 2] + m % 2 * 2;
-            e4m3x4_to_f16(select_bytes(pairs[half][m], 0, 0x3120), to[0], to[1]);
+        uint32 pairs[4];
+        load_matrix_trans(pairs, from + half * 32 * 128);
+        UNROLL for (int m = 0; m < 4; m++) bytes[half * 2 + m / 2][m % 2] = pairs[m];
+    }
+}
+DEVICE void widen_values(uint32 (&a)[4], const uint32 (&bytes)[2]) {
+    e4m3x4_to_f16(select_bytes(bytes[0], 0, 0x3120), a[0], a[1]);
+    e4m3x4_to_f16(select_bytes(bytes[1], 0, 0x3120), a[2], a[3]);
+}
+
+/// A stream of products in parts of four, each commited by itself: what is read for a part is read one part ahead, and widened one
+/// product ahead. A warp that begins products of registers waits until the one before has read its own, so more at once would only
+/// keep it from widening.
+template <int parts, typename Load, typename Widen, typename Multiply>
+DEVICE void multiply_widened(Load load, Widen widen, Multiply multiply) {
+    Bytes bytes[2];
+    uint32 a[3][4];
+    load(bytes[0], 0);
+    UNROLL for (int part = 0; part < parts; part++) {
+        if (part + 1 < parts) load(bytes[(part + 1) % 2], part + 1);
+        UNROLL for (int step = 0; step < 4; step++) {
+            int product = part * 4 + step;
+            if (product >= 3) products_wait<2>();
+            widen(a[product % 3], bytes[part % 2][step]);
+            products_begin();
+            multiply(part, step, a[product % 3]);
+            products_commit();
         }
     }
 }

@@ -5,7 +5,7 @@
 //   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
 //            sums += tile' x weights. Each has sums and maxima of its own. The group that has the last tile takes over the
 //            other's sums and writes the result, while the other goes on to the next piece
-//   loader   one warp keeps the ring filled
+//   loaders  one or two warps keep the ring filled
 //
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
@@ -23,6 +23,7 @@ constexpr int GROUP_WARPS = 4;
 constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
+constexpr int LOADERS = SHARES_REGISTERS ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
@@ -84,8 +85,6 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, 
         }
     }
     copy_commit();
-    copy_wait<0>();
-    publish_to_async();
 }
 
 /// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
@@ -263,20 +262,13 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
                          UnitPlace before, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
-    float scale[LANE_ROWS], other_scale[LANE_ROWS];
+    float scale[LANE_ROWS], other_scale[LANE_ROWS], lse[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        int row = lane_row(lane, i);
-        Total total(row, shared);
+        Total total(lane_row(lane, i), shared);
         float result = result_scale(p, total.sum, slot);
         scale[i] = result * (group == 0 ? total.factor[0] : total.factor[1]);
         other_scale[i] = result * (group == 0 ? total.factor[1] : total.factor[0]);
-        Row of = row_of(p, seq, first_row + row);
-        if (warp != 0 || lane >= 4 || !of.valid) continue;
-        if (slot < 0) {
-            write_lse(p, of, total.lse());
-        } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row] = total.lse();
-        }
+        lse[i] = total.lse();
     }
     // A row that saw nothing is zero even beside values that are not finite.
     auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
@@ -315,6 +307,7 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
             }
         }
     }
+    publish_to_async();
     group_barrier(group);
     NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
         Row of = row_of(p, seq, first_row + r);
@@ -325,26 +318,32 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
             store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
         }
     }
+    if (warp != 0 || lane >= 4) return;
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+        int row = first_row + lane_row(lane, i);
+        Row of = row_of(p, seq, row);
+        if (!of.valid) continue;
+        if (slot < 0) {
+            write_lse(p, of, lse[i]);
+        } else {
+            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse[i];
+        }
+    }
 }
 
 /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
 DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
                           const Units& units) {
     if constexpr (FP8) {
-        Fragments a[2];
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            bool rotary = unit == LATENT_UNITS;
-            UnitPlace keys = place.after(unit / 2);
-            if (unit % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
-            load_keys(a[unit % 2], shared + keys.index * UNIT_BYTES, unit % 2, rotary, [&] {
-                if (unit >= 2) products_wait<1>();
-            });
-            products_begin();
-            UNROLL for (int step = 0; step < 4; step++) {
-                product_keys_held(x, a[unit % 2][step], rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
-            }
-            products_commit();
-        }
+        auto load = [&](Bytes& bytes, int part) {
+            UnitPlace keys = place.after(part / 2);
+            if (part % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
+            load_keys(bytes, shared + keys.index * UNIT_BYTES, part % 2, part == LATENT_UNITS);
+        };
+        auto multiply = [&](int part, int step, const uint32* a) {
+            product_keys_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES + step * 32), part + step > 0);
+        };
+        multiply_widened<QUERY_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_keys(a, bytes); }, multiply);
     } else {
         UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
             UnitPlace keys = place.after(unit);
@@ -362,27 +361,24 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
 /// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
 /// is still under way.
 DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
-    Fragments a[2];
-    if constexpr (!FP8) products_begin();
-    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-        uint32 values = units.unit(place.after(FP8 ? unit / 2 : unit).index);
-        if constexpr (FP8) {
-            load_values(a[unit % 2], values, unit % 2, [&] {
-                if (unit >= 2) products_wait<1>();
-            });
-            products_begin();
-        }
-        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-            uint64 its_weights = rows_operand(weights + step * 32);
-            if constexpr (FP8) {
-                product_keys_held(o[unit], a[unit % 2][step], its_weights, step > 0 || !first);
-            } else {
-                product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), its_weights, step > 0 || !first);
+    if constexpr (FP8) {
+        auto load = [&](Bytes& bytes, int part) { load_values(bytes, units.unit(place.after(part / 2).index), part % 2); };
+        auto multiply = [&](int part, int step, const uint32* a) {
+            product_keys_held(o[part], a, rows_operand(weights + step * 32), step > 0 || !first);
+        };
+        multiply_widened<LATENT_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); }, multiply);
+    } else {
+        products_begin();
+        UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+            uint32 values = units.unit(place.after(unit).index);
+            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+                product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
+                                   step > 0 || !first);
             }
+            if (unit == HALF_UNITS - 1) products_commit();
         }
-        if (FP8 || unit == HALF_UNITS - 1) products_commit();
+        products_commit();
     }
-    if constexpr (!FP8) products_commit();
 }
 
 /// A warpgroup: every second tile of each piece.
@@ -403,8 +399,10 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
     Sums o;
     NO_UNROLL while (true) {
         if (group == ahead) {
-            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
             load_queries(p, at.seq, first_row, shared);
+            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
+            copy_wait<0>();
+            publish_to_async();
         }
         pair_barrier();
         softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
@@ -452,12 +450,12 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
         if (group == ahead && !alone) {
             group_barrier(group);  // no warp reads the tile any more
             hand_over(o, last_place, shared);
+            publish_to_async();
         }
         pair_barrier();
         if (group != ahead) {
             UnitPlace before = last_place.before(TILE_UNITS);
             write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);
-            publish_to_async();
             warp_barrier();
             if (lane < HELD_UNITS) barrier_arrive(units.empty(last_place.after(lane).index));
             if (lane < HELD_UNITS && !alone) barrier_arrive(units.empty(before.after(lane).index));
@@ -483,6 +481,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     }
     grid_dependency_wait();
     grid_dependency_launch();
+    // Lengths are looked up once the schedule has told which: by then they are near.
+    if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -498,6 +498,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         attend(p, part, at, first_row, role & 1, shared, units);
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() == 0) load_units(p, part, at, early, latent, rope, units);
+        int loader = warp_of_group();
+        if (loader < LOADERS) load_units(p, part, at, early, loader, LOADERS, latent, rope, units);
     }
 }

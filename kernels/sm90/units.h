@@ -4,7 +4,6 @@
 constexpr int UNIT_VALUES = 128 / bytes_of(KV_DTYPE);  // columns of a unit
 constexpr int CACHED_UNITS = KV_LORA_RANK / UNIT_VALUES;
 constexpr int TILE_UNITS = CACHED_UNITS + (ROPE_DIM > 0);
-constexpr int ROPE_ROW_BYTES = ROPE_DIM * bytes_of(KV_DTYPE);
 constexpr int UNITS_BYTES = STAGES * UNIT_BYTES;
 constexpr int UNITS_BARRIERS_BYTES = 2 * STAGES * 8;
 static_assert(STAGES >= 2 * TILE_UNITS, "a step of two tiles passes the ring's end once at most");
@@ -64,9 +63,10 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
     return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
 }
 
-/// The loader: one warp keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. `early` is a lane's page where the first piece begins as the part does.
-DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, const TensorMap& latent,
+/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
+/// and as far ahead. `early` is a lane's page where the first piece begins as the part does. Of `loaders` warps, this one loads every
+/// so manieth tile from the `turn`-th on.
+DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, int turn, int loaders, const TensorMap& latent,
                        const TensorMap& rope, const Units& units) {
     int lane = lane_index();
     int rows = box_tokens(p);
@@ -97,19 +97,21 @@ DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int e
             page_ahead = look_up();
         }
         int box = lane - first;
-        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
-            bool rotary = unit == CACHED_UNITS;
-            int row_bytes = rotary ? ROPE_ROW_BYTES : 128;
-            uint32 full = units.full(place.index);
-            barrier_wait(units.empty(place.index), place.parity);
-            if (box == 0) barrier_expect(full, row_bytes * TILE_TOKENS);
-            warp_barrier();
-            if (box >= 0 && box < boxes) {
-                copy_box(units.unit(place.index) + box * rows * row_bytes, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES,
-                         entry, page, full);
+        if (turn == 0) {
+            NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+                UnitPlace to = place.after(unit);
+                uint32 full = units.full(to.index);
+                barrier_wait(units.empty(to.index), to.parity);
+                if (box == 0) barrier_expect(full, UNIT_BYTES);
+                warp_barrier();
+                if (box < 0 || box >= boxes) continue;
+                bool rotary = unit == CACHED_UNITS;
+                copy_box(units.unit(to.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+                         full);
             }
-            place.advance();
         }
+        turn = turn == 0 ? loaders - 1 : turn - 1;
+        place.advance(TILE_UNITS);
         first = (first + boxes) % 32;
         at.advance(p, part);
     }
