@@ -24,7 +24,7 @@ VENV = ROOT / "target" / "kernels-venv"
 WHEELS = ["nvidia-cuda-nvrtc==13.0.88", "nvidia-cuda-nvdisasm==13.5.37"]
 FILES = {
     "mla_plan": ["mla_plan.cu"],
-    "mla_decode_split": ["mla_stream.h", "mla_decode_split.cu"],
+    "mla_decode_split": ["mla_stream.h", "mla_softmax.h", "mla_decode_split.cu"],
     "mla_decode_reduce": ["mla_decode_reduce.cu"],
     "mla_cache_write": ["mla_cache.cu"],
     "mla_cache_gather": ["mla_cache.cu"],
@@ -38,9 +38,10 @@ def is_amd(arch):
 
 
 # Tuned forms of stage 1, by their number.
-SM90_FORMS = {
+TUNED_FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
     2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
+    4: ["mla_stream.h", "mla_softmax.h", "mla_decode_split_turns.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
 SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")
@@ -52,7 +53,7 @@ def source(variant):
     files = [vendor / "vendor.h", vendor / "mma.h", kernels / "params.h", kernels / "tile.h"]
     form = variant["defines"]["FORM"]
     tuned = form > 0 and variant["symbol"] == "mla_decode_split"
-    files += [kernels / name for name in (SM90_FORMS[form] if tuned else FILES[variant["symbol"]])]
+    files += [kernels / name for name in (TUNED_FORMS[form] if tuned else FILES[variant["symbol"]])]
     return "".join(f'#line 1 "{file.relative_to(ROOT)}"\n{file.read_text()}\n' for file in files)
 
 

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# One job of the CI matrix, the same for a person and for CI: ci/run.sh JOB [JOB...]; ci/run.sh list names them.
+# One job of the CI matrix, the same for a person and for CI: ci/run.sh [--require] JOB [JOB...]; ci/run.sh list names them.
 #
 # A job that a machine cannot run says `not run: REASON` and ends with status 0; one that fails ends with another status.
+# With --require, as CI has it, where each job has the runner it needs, what was not run counts as failed. JOB:ARCH, such as
+# cuda:sm_90, also requires a device of that architecture.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
-ALL=cuda,rocm,cli,capi,tracing
+ALL=cuda,rocm,cli,capi,tracing,profiler
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -18,6 +20,7 @@ readme_commands() {
 job_format() {
   say "format"
   cargo fmt --all --check
+  cargo fmt --manifest-path fuzz/Cargo.toml --check
 }
 
 job_lint() {
@@ -32,6 +35,48 @@ job_lint() {
 job_docs() {
   say "documentation with every feature"
   RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --features "$ALL" --quiet
+}
+
+job_docsrs() {
+  say "documentation as docs.rs builds it"
+  has_nightly || return 0
+  # Badges of features need a nightly compiler.
+  RUSTDOCFLAGS="-D warnings --cfg docsrs" cargo +nightly doc --no-deps --features "$(docsrs_features)" --quiet
+}
+
+# The features that Cargo.toml tells docs.rs of: all that are public interface.
+docsrs_features() {
+  sed -n '/^\[package.metadata.docs.rs\]/,/^$/s/^features = \[\(.*\)\]/\1/p' Cargo.toml | tr -d '" '
+}
+
+job_api() {
+  say "the public interface against ci/api"
+  has_nightly || return 0
+  cargo_tool cargo-public-api || return 0
+  local changed=0 package features
+  for package in latentwave latentwave-hip-sys; do
+    features=""
+    [ $package = latentwave ] && features=$(docsrs_features)
+    mkdir -p target/api
+    CARGO_TARGET_DIR=target/api cargo +nightly public-api -sss --package $package --features "$features" >target/api/$package.txt
+    [ -z "${LATENTWAVE_WRITE:-}" ] || cp target/api/$package.txt ci/api/
+    diff -u ci/api/$package.txt target/api/$package.txt || changed=1
+  done
+  [ $changed = 0 ] || echo "meant so? LATENTWAVE_WRITE=1 ci/run.sh api, and a line in CHANGELOG.md"
+  return $changed
+}
+
+job_fuzz() {
+  local seconds=${FUZZ_SECONDS:-60} target
+  say "each fuzz target for $seconds seconds, from its corpus"
+  has_nightly || return 0
+  cargo_tool cargo-fuzz || return 0
+  for target in $(cargo +nightly fuzz list); do
+    # What is found new goes to the first folder.
+    mkdir -p "target/fuzz/$target"
+    cargo +nightly fuzz run "$target" "target/fuzz/$target" "fuzz/corpus/$target" -- \
+      -max_total_time="$seconds" -timeout=20 -rss_limit_mb=4096 -print_final_stats=1
+  done
 }
 
 job_unit() {
@@ -68,6 +113,21 @@ job_test() {
   job_package
 }
 
+# Whether there is a nightly toolchain, with these components; says why not otherwise.
+has_nightly() {
+  local component
+  for component in rustc "$@"; do
+    rustup component list --toolchain nightly --installed 2>/dev/null | grep -q "^$component" && continue
+    echo "not run: needs a nightly toolchain with ${*:-nothing more} (rustup toolchain install nightly --component ...)"
+    return 1
+  done
+}
+
+# Installs a tool of cargo's where it is missing; says why not otherwise.
+cargo_tool() {
+  command -v "$1" >/dev/null || cargo install --locked --quiet "$1" || { echo "not run: $1 cannot be installed here"; return 1; }
+}
+
 # Installs Debian packages where that can be done without asking; says why not otherwise.
 debian_install() {
   if ! command -v apt-get >/dev/null || [ "$(id -u)" -ne 0 ]; then
@@ -99,9 +159,7 @@ job_rocm() {
 
 job_deny() {
   say "cargo-deny: bans, licences, sources"
-  if ! command -v cargo-deny >/dev/null; then
-    cargo install --locked --quiet cargo-deny || { echo "not run: cargo-deny cannot be installed here"; return 0; }
-  fi
+  cargo_tool cargo-deny || return 0
   # Advisories need a database that is fetched from elsewhere; they are a matter for a machine with open network.
   cargo deny check bans licenses sources
 }
@@ -114,23 +172,61 @@ job_msrv() {
     echo "not run: toolchain $version is not installed (clippy's incompatible_msrv checked the standard library's part)"
     return 0
   fi
-  rustup run "$version" cargo check --workspace --features "$ALL"
+  CARGO_TARGET_DIR=target/msrv rustup run "$version" cargo check --workspace --features "$ALL"
 }
 
 job_miri() {
   say "Miri on the pure parts"
-  if ! cargo miri --version >/dev/null 2>&1; then
-    echo "not run: Miri needs a nightly toolchain, which is not installed"
-    return 0
-  fi
-  cargo miri test --lib -- graph:: plan:: batch::
+  has_nightly miri rust-src || return 0
+  cargo +nightly miri test --quiet --lib -- graph:: plan:: batch::
 }
 
+# Every suite, and a replay checked against float64, with a vendor's device that must be there.
+# device_suites BACKEND FILE ARCH: FILE exists where that vendor's driver is loaded.
+device_suites() {
+  local backend=$1 file=$2 arch=$3
+  say "every suite on a $backend device ${arch:+of $arch}"
+  [ -e "$file" ] || { echo "not run: no $file, so no $backend device is here"; return 0; }
+  local found
+  found=$(cargo run --release --quiet --features "$backend,cli" -- info | grep -A 1 "^$backend [0-9]" || true)
+  echo "$found"
+  if ! grep -q "^   ${arch:-}" <<<"$found"; then
+    echo "not run: no $backend device ${arch:+of $arch}"
+    return 0
+  fi
+  LATENTWAVE_REQUIRE=$backend cargo test --features "$backend,cli" --quiet
+  cargo run --release --quiet --features "$backend,cli" -- replay data/azure_conv_excerpt.csv --backend "$backend" --verify 2
+}
+
+job_cuda() {
+  device_suites cuda /dev/nvidiactl "${1:-}"
+}
+
+job_rocm_device() {
+  device_suites rocm /dev/kfd "${1:-}"
+}
+
+required=
+if [ "${1:-}" = --require ]; then
+  required=1
+  shift
+fi
 if [ $# -eq 0 ] || [ "$1" = list ]; then
   declare -F | sed -n 's/^declare -f job_/  /p'
   exit 0
 fi
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
 for job in "$@"; do
-  declare -F "job_$job" >/dev/null || { echo "no job '$job'; ci/run.sh list names them" >&2; exit 2; }
-  "job_$job"
+  IFS=: read -r name arch <<<"$job"
+  declare -F "job_$name" >/dev/null || { echo "no job '$name'; ci/run.sh list names them" >&2; exit 2; }
+  if [ -z "$required" ]; then
+    "job_$name" $arch
+    continue
+  fi
+  "job_$name" $arch 2>&1 | tee "$log"
+  if grep -q '^not run:' "$log"; then
+    echo "$job is required here, but parts of it were not run" >&2
+    exit 1
+  fi
 done

@@ -41,12 +41,14 @@ constexpr int SHARED_BYTES =
     QUERY_BYTES + TILES_BYTES + RAW_TILES * RAW_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4 + 16;
 static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads");
 #ifdef SPLIT_SHARED_BYTES
-static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
+static_assert(FORM != 0 || SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;
+
+    DEVICE bool empty() const { return seq == end_seq && token >= end_token; }
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {

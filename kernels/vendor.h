@@ -28,6 +28,9 @@ DEVICE int wave_index() { return thread_index() / WAVE; }
 /// A condition that is the same in all lanes of the wave; matrix instructions may depend on it.
 DEVICE bool wave_agrees(bool condition) { return condition; }
 
+/// The first lane's value, which the compiler knows to be the same in the whole wave.
+DEVICE int wave_first(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 DEVICE int block_index() { return (int)blockIdx.x; }
 DEVICE int grid_blocks() { return (int)gridDim.x; }
 

@@ -73,6 +73,8 @@ pub struct DecodeShape {
     pub batch: usize,
     /// Longest sequence that the plan must serve, in tokens.
     pub max_seq_len: usize,
+    /// Whether forms made for this architecture alone are left out, to compare them with what serves the others.
+    pub portable: bool,
 }
 
 /// The kernels chosen for a [`DecodeShape`].

@@ -9,6 +9,7 @@ pub mod fp8;
 pub mod graph;
 pub mod kernel;
 pub mod model;
+pub mod observe;
 pub mod ops;
 pub mod plan;
 pub mod reference;

@@ -322,10 +322,19 @@ fn bench_measures_and_checks() {
 }
 
 #[test]
+fn soak_checks_random_problems_and_repeats_one() {
+    run(&["soak", "--small", "--seconds", "3", "--problems", "60"]).shows(0, &["of them graphs", "problems right in"]);
+    let one = ["soak", "--only", "3:7"];
+    run(&one).shows(0, &["seed 3", "1 problem right in"]);
+    run(&["soak", "--only", "3"]).shows(2, &[]);
+    run(&["soak", "--problems", "0"]).fails(&["`problems`", "at least 1"]);
+}
+
+#[test]
 fn help_documents_the_exit_status() {
     run(&["--help"]).shows(0, &["replay", "resolve", "info", "bench", "Exit status"]);
     run(&["replay", "--help"]).shows(0, &["--spec-tokens", "--verify", "Exit status", "130"]);
-    for command in ["resolve", "info", "bench"] {
+    for command in ["resolve", "info", "bench", "soak"] {
         run(&[command, "--help"]).shows(0, &["Options"]);
     }
 }

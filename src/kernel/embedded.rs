@@ -98,7 +98,8 @@ fn open(archive: &[u8]) -> Option<(Manifest, &[u8])> {
     Some((serde_json::from_slice(manifest).ok()?, kernels))
 }
 
-fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
+/// The code that an archive (of [`build`]) holds for exactly this source. A damaged archive holds none.
+pub fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
     let (manifest, kernels) = open(archive)?;
     let entry = manifest.kernels.into_iter().find(|entry| entry.variant == source.name)?;
     if entry.source != source.hash() {
@@ -107,7 +108,7 @@ fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
     let stored = kernels.get(entry.offset..)?.get(..entry.stored)?;
     let mut code = Vec::new();
     // A bound on what is read, should the archive be damaged.
-    DeflateDecoder::new(stored).take(entry.size as u64 + 1).read_to_end(&mut code).ok()?;
+    DeflateDecoder::new(stored).take((entry.size as u64).saturating_add(1)).read_to_end(&mut code).ok()?;
     (code.len() == entry.size).then_some(code)
 }
 
@@ -228,5 +229,13 @@ mod tests {
             assert_eq!(extract(&archive[..cut], &source), None, "cut at {cut}");
         }
         assert_eq!(extract(b"another file", &source), None);
+        // A manifest that promises more than can be.
+        let (mut manifest, kernels) = open(&archive).unwrap();
+        for size in [0, usize::MAX] {
+            manifest.kernels[0].size = size;
+            let json = serde_json::to_vec(&manifest).unwrap();
+            let promising = [&MAGIC[..], &(json.len() as u32).to_le_bytes(), &json, kernels].concat();
+            assert_eq!(extract(&promising, &source), None, "{size} bytes promised");
+        }
     }
 }

@@ -43,19 +43,30 @@ struct Form {
     /// Stages wanted of a 16-bit cache; down to [`MIN_STAGES`] will do.
     stages: u32,
     threads: u32,
+    /// [`Variant::form`].
+    form: u32,
 }
 
 const fn form(block_rows: u32, tile_tokens: u32, stages: u32, threads: u32) -> Form {
-    Form { block_rows, tile_tokens, stages, threads }
+    Form { block_rows, tile_tokens, stages, threads, form: 0 }
 }
 
 /// Two tiles are in use while another loads; tiles of a quantised cache are loaded beside those in use.
 const MIN_STAGES: u32 = 3;
 const MIN_STAGES_FP8: u32 = 2;
 
-/// NVIDIA, `sm_80` and later: the first needs 227 KB of shared memory, the last 99 KB.
-const CUDA_FORMS: [Form; 5] =
-    [form(64, 32, 3, 256), form(32, 32, 4, 256), form(16, 32, 5, 256), form(16, 32, 3, 128), form(16, 16, 4, 128)];
+/// `kernels/mla_decode_split_turns.cu`: two halves of a block take turns at softmax and products. For 16-bit caches.
+pub(super) const TURNS_FORM: u32 = 4;
+
+/// NVIDIA, `sm_80` and later: the first two need 227 KB of shared memory, the last 99 KB.
+const CUDA_FORMS: [Form; 6] = [
+    Form { form: TURNS_FORM, ..form(64, 32, 3, 256) },
+    form(64, 32, 3, 256),
+    form(32, 32, 4, 256),
+    form(16, 32, 5, 256),
+    form(16, 32, 3, 128),
+    form(16, 16, 4, 128),
+];
 
 /// AMD with 64-lane waves (CDNA): 64 KB of LDS, 160 KB on gfx950.
 const CDNA_FORMS: [Form; 2] = [form(32, 16, 3, 256), form(16, 16, 3, 256)];
@@ -81,10 +92,11 @@ fn layout_of(arch: &str) -> Layout {
     }
 }
 
-/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, which
-/// `ci/kernels.py` compiles against this.
+/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, `TURN_BYTES` of
+/// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
-    if variant.form > 0 {
+    let turns = variant.form == TURNS_FORM;
+    if variant.form > 0 && !turns {
         return select_sm90::shared_bytes(variant);
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
@@ -100,9 +112,12 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     let queries = if queries_staged { block_rows * row_stride * 2 } else { 0 };
     let tiles = if quantised { 2 } else { stages } * tile_tokens * row_stride * 2;
     let raw = if quantised { stages * tile_tokens * width } else { 0 };
-    let scores = depth * block_rows * score_stride * 4;
-    let weights = 2 * block_rows * score_stride * 2;
-    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + 16
+    let (scores, weights, slots) = if turns {
+        (variant.threads / wave / 2 * block_rows * tile_tokens * 4, block_rows * score_stride * 2, 32)
+    } else {
+        (depth * block_rows * score_stride * 4, 2 * block_rows * score_stride * 2, 16)
+    };
+    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + slots
 }
 
 fn forms_of(arch: &str) -> &'static [Form] {
@@ -126,10 +141,14 @@ fn shared_limit(arch: &str) -> usize {
 
 /// A form's variant with as many stages as fit into `limit` bytes, or none.
 fn fit(form: &Form, base: Variant, arch: &str, limit: usize) -> Option<Variant> {
-    let least = if base.kv_dtype.size() == 1 { MIN_STAGES_FP8 } else { MIN_STAGES };
+    let quantised = base.kv_dtype.size() == 1;
+    if quantised && form.form == TURNS_FORM {
+        return None;
+    }
+    let least = if quantised { MIN_STAGES_FP8 } else { MIN_STAGES };
     (least..=form.stages).rev().find_map(|stages| {
-        let Form { block_rows, tile_tokens, threads, .. } = *form;
-        let variant = Variant { block_rows, tile_tokens, stages, threads, ..base };
+        let Form { block_rows, tile_tokens, threads, form, .. } = *form;
+        let variant = Variant { block_rows, tile_tokens, stages, threads, form, ..base };
         // AMD's `barrier_any` keeps a word per wave besides.
         let fixed = if arch.starts_with("gfx") { threads / layout_of(arch).wave * 4 } else { 0 };
         ((split_shared_bytes(&variant, arch) + fixed) as usize <= limit).then_some(variant)
@@ -316,6 +335,7 @@ mod tests {
             page_size: 64,
             batch: 64,
             max_seq_len: 4096,
+            portable: false,
         }
     }
 

@@ -34,7 +34,7 @@ const HELD_UNITS: u32 = 4;
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Bulk copies take boxes of 8 to 64 tokens of a page.
     let copies = arch == "sm_90a" && serves(&base) && shape.page_size.is_multiple_of(8);
-    if !copies || rows <= 32 {
+    if !copies || rows <= 32 || shape.portable {
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
@@ -103,6 +103,7 @@ mod tests {
             page_size: 64,
             batch: 16,
             max_seq_len: 4096,
+            portable: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
@@ -115,6 +116,7 @@ mod tests {
         let refused = [
             split(&shape, 32, base, "sm_90a"),
             split(&shape, 128, base, "sm_100a"),
+            split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 1024, ..one }, 32, base, "sm_90a"),

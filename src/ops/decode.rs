@@ -10,6 +10,7 @@ use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
+use crate::observe::span;
 use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
 use crate::stream::Stream;
 use crate::tensor::{DType, Tensor};
@@ -29,6 +30,7 @@ pub struct MlaDecode<B: Backend> {
     config: MlaConfig,
     q_dtype: DType,
     kv_dtype: DType,
+    portable: bool,
 }
 
 /// A [`DecodePlan`] with its kernels compiled and loaded.
@@ -91,9 +93,15 @@ impl<B: Backend> MlaDecode<B> {
         if !QUERY_TYPES.contains(&q_dtype) {
             return Err(Error::DType { arg: "q", expected: QUERY_TYPES, got: q_dtype });
         }
-        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype };
+        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype, portable: false };
         decode.kernels(1, 1, 1)?;
         Ok(decode)
+    }
+
+    /// Leaves out, or not, the kernels that are made for one architecture alone: to measure what they are worth, and to test
+    /// what serves the others.
+    pub fn portable(self, portable: bool) -> Self {
+        Self { portable, ..self }
     }
 
     /// The layer shape.
@@ -126,6 +134,7 @@ impl<B: Backend> MlaDecode<B> {
             page_size: self.config.page_size,
             batch,
             max_seq_len,
+            portable: self.portable,
         })
     }
 
@@ -138,6 +147,7 @@ impl<B: Backend> MlaDecode<B> {
         if query_len == 0 {
             return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
         }
+        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;

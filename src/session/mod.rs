@@ -43,9 +43,10 @@ use crate::graph::builder::minimum_support;
 use crate::graph::resolve::{DriverFacts, EngineFacts, ResolveRequest, Resolved, resolve};
 use crate::graph::sizes::{CaptureSizes, SizeRequest, default_ceiling};
 use crate::graph::{
-    AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, GraphDispatcher, GraphSupport, KeyRequest,
-    Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
+    AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, Dispatch, GraphDispatcher, GraphSupport,
+    KeyRequest, Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
 };
+use crate::observe::{self, event, span};
 use crate::ops::{MlaDecode, Plan, check};
 use crate::stream::{Graph, Stream};
 use crate::workspace::Workspace;
@@ -165,6 +166,14 @@ impl<B: GraphBackend> DecodeSession<B> {
     ) -> Result<Self> {
         config.validate()?;
         let backend = stream.backend().clone();
+        let _span = span!(
+            INFO,
+            "session",
+            backend = B::NAME,
+            max_num_seqs = config.max_num_seqs,
+            max_seq_len = config.max_seq_len,
+            query_len = config.query_len(),
+        );
         let decode = MlaDecode::new(&backend, config.mla, config.q_dtype, config.kv_dtype)?;
 
         let mut builders: Vec<Box<dyn AttentionBuilder + Send>> = vec![Box::new(own_builder(&decode, &config)?)];
@@ -190,6 +199,7 @@ impl<B: GraphBackend> DecodeSession<B> {
             ..SizeRequest::new(resolved.mode, config.max_num_seqs, config.max_num_batched_tokens, config.query_len())
         }
         .resolve()?;
+        observe::resolution(&resolved, &sizes);
         let keys = graph_keys(&KeyRequest {
             mode: resolved.mode,
             sizes: &sizes.sizes,
@@ -273,8 +283,10 @@ impl<B: GraphBackend> DecodeSession<B> {
             let query_len = key.uniform_query_len.unwrap_or(1);
             let num_seqs = key.num_reqs.unwrap_or(key.num_tokens / query_len);
             let batch = CaptureBatch { num_reqs: num_seqs, num_tokens: key.num_tokens, max_query_len: query_len };
+            let _span = span!(INFO, "capture", mode = %key.mode, num_tokens = key.num_tokens);
             let checked = self.builders.iter().try_for_each(|builder| builder.check_capture(&batch));
             if let Err(error) = checked {
+                event!(WARN, %error, "not captured");
                 report.failed.push((key, error));
                 continue;
             }
@@ -291,7 +303,10 @@ impl<B: GraphBackend> DecodeSession<B> {
                     self.dispatcher.set_captured(index)?;
                     report.captured.push(key);
                 }
-                Err(error) => report.failed.push((key, error)),
+                Err(error) => {
+                    event!(WARN, %error, "not captured");
+                    report.failed.push((key, error));
+                }
             }
         }
         Ok(report)
@@ -323,6 +338,7 @@ impl<B: GraphBackend> DecodeSession<B> {
         mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>,
     ) -> Result<StepReport> {
         let (query_len, num_seqs) = (batch.query_len, batch.seq_lens.len());
+        let _span = span!(DEBUG, "step", num_seqs, query_len);
         self.check(batch)?;
         self.stream.require_idle("step")?;
         self.inputs.update(&self.stream, batch.seq_lens, query_len, |seq| batch.block_tables[seq].as_ref())?;
@@ -333,9 +349,10 @@ impl<B: GraphBackend> DecodeSession<B> {
             0 => Batch::uniform(num_seqs, query_len),
             _ => Batch::mixed(num_seqs.saturating_add(batch.prefill_reqs), num_tokens),
         };
-        let served = self.dispatcher.dispatch(&wanted);
+        let served = self.dispatch(&wanted);
         let graph = served.graph.filter(|_| served.descriptor.mode == RuntimeMode::Full);
         if let Some(graph) = graph.and_then(|index| self.graphs[index].as_ref()) {
+            let _span = span!(DEBUG, "replay", num_tokens = served.descriptor.num_tokens);
             // SAFETY: the graph owns this crate's buffers that it touches; borrowed tensors are the promise made where they
             // were borrowed.
             unsafe { self.stream.replay(graph)? };
@@ -348,6 +365,20 @@ impl<B: GraphBackend> DecodeSession<B> {
             padding: if graph.is_some() { served.padding } else { 0 },
             misfit: served.misfit,
         })
+    }
+
+    fn dispatch(&self, batch: &Batch) -> Dispatch {
+        let _span = span!(DEBUG, "dispatch");
+        let served = self.dispatcher.dispatch(batch);
+        event!(
+            DEBUG,
+            mode = %served.descriptor.mode,
+            num_tokens = served.descriptor.num_tokens,
+            padding = served.padding,
+            reason = served.misfit.map(tracing::field::display),
+            "dispatched"
+        );
+        served
     }
 
     /// Waits for all enqueued steps.
@@ -398,6 +429,7 @@ impl<B: GraphBackend> DecodeSession<B> {
         num_tokens: usize,
         enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
     ) -> Result<()> {
+        let _span = span!(DEBUG, "enqueue", num_tokens);
         let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
         enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?)

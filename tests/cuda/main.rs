@@ -2,12 +2,16 @@
 //! device seen. `tests/gpu` holds what both vendors are tested for.
 #![cfg(feature = "cuda")]
 
+#[path = "../engine/mod.rs"]
+mod engine;
 #[path = "../gpu/graphs.rs"]
 mod graphs;
 #[path = "../gpu/kernels.rs"]
 mod kernels;
 #[path = "../gpu/memory.rs"]
 mod memory;
+#[path = "../gpu/sessions.rs"]
+mod sessions;
 #[path = "../gpu/support.rs"]
 mod support;
 mod vendor;

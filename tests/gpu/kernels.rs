@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use latentwave::kernel::cache::DiskCache;
 use latentwave::kernel::{Launch, Origin, Params, Variant};
-use latentwave::{Backend, Error};
+use latentwave::{Backend, DType, Error, MlaConfig, MlaDecode};
 
 use super::support::{Copy, copy_variant, not_run, on_each_device};
 use super::vendor::{COMPILER, Gpu, REFUSED_LAUNCH};
@@ -67,6 +67,31 @@ fn find_entry(dir: &std::path::Path) -> std::path::PathBuf {
         path = std::fs::read_dir(&path).unwrap().next().unwrap().unwrap().path();
     }
     path
+}
+
+#[test]
+fn a_kernel_that_does_not_compile_names_itself_and_the_next_one_does() {
+    on_each_device(|gpu| {
+        // Rows of 200 elements are no whole number of the waves' columns.
+        let bad = Variant { kv_lora_rank: 200, ..split_variant(gpu) };
+        for _ in 0..2 {
+            match gpu.prepare(&bad).map(drop) {
+                Err(Error::Compile { kernel, arch, log }) => {
+                    assert_eq!((kernel, &arch), (bad.to_string(), &gpu.device().arch));
+                    assert!(log.contains("mla_stream.h"), "the file that says no is named: {log}");
+                }
+                Err(error @ Error::Unavailable { .. }) => return not_run(COMPILER, &error),
+                other => panic!("{other:?}"),
+            }
+        }
+        gpu.prepare(&split_variant(gpu)).unwrap();
+    });
+}
+
+/// Stage 1 of a common layer.
+fn split_variant(gpu: &Gpu) -> Variant {
+    let decode = MlaDecode::new(gpu, MlaConfig::deepseek(16, 64), DType::BF16, DType::BF16).unwrap();
+    decode.kernels(1, 1, 4096).unwrap().split
 }
 
 #[test]

@@ -6,12 +6,16 @@
 #![cfg(feature = "rocm")]
 
 mod compile;
+#[path = "../engine/mod.rs"]
+mod engine;
 #[path = "../gpu/graphs.rs"]
 mod graphs;
 #[path = "../gpu/kernels.rs"]
 mod kernels;
 #[path = "../gpu/memory.rs"]
 mod memory;
+#[path = "../gpu/sessions.rs"]
+mod sessions;
 #[path = "../gpu/support.rs"]
 mod support;
 mod vendor;

@@ -1,6 +1,6 @@
 //! What the shared tests need to know of AMD.
 
-use hip_sys::types::hipStream_t;
+use hip_sys::types::{hipStream_t, hipStreamCaptureModeThreadLocal};
 use hip_sys::{Error, Hip, Result};
 use latentwave::backend::rocm::RocmStream;
 
@@ -16,9 +16,9 @@ pub(crate) const REFUSED_LAUNCH: &[i32] = &[1, 9, 701];
 pub(crate) const MAY_SURVIVE: bool = true;
 
 /// A call that breaks a capture: its name, the call, and a word of the error that follows.
-type Breaker<'a> = (&'a str, Box<dyn Fn() -> i32 + 'a>, &'a str);
+type Breaker<'a> = (&'static str, Box<dyn Fn() -> i32 + 'a>, &'static str);
 
-pub(crate) fn breakers<'a>(raw: &'a Raw, stream: &'a RocmStream) -> [Breaker<'a>; 3] {
+pub(crate) fn breakers<'a>(raw: &'a Raw, stream: &'a RocmStream) -> [Breaker<'a>; 4] {
     let handle = stream.handle() as hipStream_t;
     // SAFETY: the stream is live. Memory that is handed out in spite of the capture is lost to the test.
     unsafe {
@@ -26,6 +26,7 @@ pub(crate) fn breakers<'a>(raw: &'a Raw, stream: &'a RocmStream) -> [Breaker<'a>
             ("a synchronize inside", Box::new(move || code(raw.hip.stream_synchronize(handle))), "Invalidated"),
             ("an allocation inside", Box::new(|| code(raw.hip.malloc(4096))), "Invalidated"),
             ("a captured allocation", Box::new(move || code(raw.hip.malloc_async(4096, handle))), "runs once"),
+            ("another stream drawn in and not joined", Box::new(move || code(raw.fork(handle))), "Unjoined"),
         ]
     }
 }
@@ -46,5 +47,27 @@ pub(crate) struct Raw {
 impl Raw {
     pub(crate) fn open() -> Self {
         Self { hip: Hip::load().unwrap() }
+    }
+
+    /// Begins a capture behind the library's back.
+    pub(crate) fn begin_capture(&self, stream: &RocmStream) -> i32 {
+        // SAFETY: the stream is live.
+        code(unsafe { self.hip.begin_capture(stream.handle() as hipStream_t, hipStreamCaptureModeThreadLocal) })
+    }
+
+    /// Ends it. The graph is lost to the test.
+    pub(crate) fn end_capture(&self, stream: &RocmStream) -> i32 {
+        // SAFETY: the stream is live.
+        code(unsafe { self.hip.end_capture(stream.handle() as hipStream_t) })
+    }
+
+    /// Makes a stream of its own wait for this one's work, which draws it into a capture. It is lost to the test.
+    fn fork(&self, stream: hipStream_t) -> Result<()> {
+        let (event, other) = (self.hip.event_create(0)?, self.hip.stream_create(1)?);
+        // SAFETY: all are live.
+        unsafe {
+            self.hip.event_record(event, stream)?;
+            self.hip.stream_wait_event(other, event)
+        }
     }
 }

@@ -15,6 +15,7 @@ mod replay;
 mod resolve;
 mod rng;
 mod rows;
+mod soak;
 mod text;
 
 use std::process::ExitCode;
@@ -55,6 +56,8 @@ enum Command {
     Bench(bench::Args),
     #[command(after_help = EXIT_STATUS)]
     Gain(gain::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Soak(soak::Args),
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     Precompile(precompile::Args),
 }
@@ -88,6 +91,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Gain(args) => gain::run(&args),
+        Command::Soak(args) => soak::run(&args),
         #[cfg(any(feature = "cuda", feature = "rocm"))]
         Command::Precompile(args) => precompile::run(&args),
     };
