@@ -40,7 +40,7 @@ def is_amd(arch):
 # Tuned forms of stage 1, by their number.
 TUNED_FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
-    2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
+    2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/units.h", "sm90/fp8.h", "sm90/mla_decode_split_keys.cu"],
     4: ["mla_stream.h", "mla_softmax.h", "mla_decode_split_turns.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.

@@ -74,7 +74,7 @@ DEVICE void store_query(unsigned char SHARED* block, int unit_bytes, int row, in
         float low, high;
         unpack(pairs[i], low, high);
         int share = (word + i) / pairs_of_lane;
-        int chunk = (word + i) % pairs_of_lane;
+        int chunk = word + i - share * pairs_of_lane;
         *(uint32 SHARED*)(block + chunk / 8 * unit_bytes + row * 128 + (chunk % 8 ^ row % 8) * 16 + share * 4) =
             pack_f16(low * scale, high * scale);
     }

@@ -59,23 +59,23 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, 
         const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
         if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
         if constexpr (FP8) {
-            Word4 raw[QUERY_UNITS];
+            // Read twice, a few at a time: registers are full of sums.
+            auto word_of = [&](int unit) {
+                return row.valid ? *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS) : Word4{0, 0, 0, 0};
+            };
             uint32 largest = 0;
-            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                raw[unit] = {0, 0, 0, 0};
-                if (row.valid) raw[unit] = *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS);
-                largest = largest_of(raw[unit], largest);
-            }
+#pragma unroll 3
+            for (int unit = 0; unit < QUERY_UNITS; unit++) largest = largest_of(word_of(unit), largest);
             UNROLL for (int mask = 1; mask < 8; mask *= 2) {
                 uint32 other = shuffle_xor(largest, mask);
                 if (other > largest) largest = other;
             }
             float scale = fitting_scale(largest);
             if (chunk == 0) ((float SHARED*)(shared + QUERY_SCALE_AT))[local] = 1.0f / scale;
-            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                bool rotary = unit == LATENT_UNITS;
+#pragma unroll 3
+            for (int unit = 0; unit < QUERY_UNITS; unit++) {
                 store_query(queries + unit / 2 * 2 * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, unit % 2 * 32 + chunk * 4,
-                            rotary ? 8 : 16, raw[unit], scale);
+                            unit == LATENT_UNITS ? 8 : 16, word_of(unit), scale);
             }
         } else {
             UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
@@ -236,24 +236,31 @@ struct Total {
 /// Sums of a group: the result's columns by units, transposed.
 using Sums = float[LATENT_UNITS][SUMS];
 
-/// Units of a group's last tile of a piece that are not given back at once: the sums of the one that hands them over fit in.
-constexpr int HELD_UNITS = LATENT_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
+/// Units of sums that fit into a tile's units of values, and how many of those they take. A group does not give them back at the end
+/// of a piece before the sums have been handed over. What does not fit goes by way of the other group's tile, later.
+constexpr int SUMS_BYTES = SUMS * GROUP_THREADS * 4;
+constexpr int HANDED_UNITS = CACHED_UNITS * UNIT_BYTES < LATENT_UNITS * SUMS_BYTES ? CACHED_UNITS * UNIT_BYTES / SUMS_BYTES : LATENT_UNITS;
+constexpr int HELD_UNITS = HANDED_UNITS * SUMS_BYTES / UNIT_BYTES;
 static_assert(HELD_UNITS == CACHED_UNITS / 2 || HELD_UNITS == CACHED_UNITS, "whole halves are given back");
+static_assert(HANDED_UNITS == LATENT_UNITS || 2 * HANDED_UNITS == LATENT_UNITS, "by way of two tiles");
 
 /// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
 DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
-    int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
+    int word = (unit % HANDED_UNITS * SUMS + i) / 4 * GROUP_THREADS;
     constexpr int UNIT_WORDS = UNIT_BYTES / 16;
     return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
                                                                                        thread_index() % GROUP_THREADS];
 }
 
+/// Hands over HANDED_UNITS units of sums from `first` on.
+template <int first>
 DEVICE void hand_over(const Sums& o, UnitPlace place, unsigned char SHARED* shared) {
-    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+    UNROLL for (int unit = first; unit < first + HANDED_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
             handed_over(shared, place, unit, i) = {o[unit][i], o[unit][i + 1], o[unit][i + 2], o[unit][i + 3]};
         }
     }
+    publish_to_async();
 }
 
 /// Writes a piece's result, to `slot` or, if negative, to the output: this group's sums and, unless it had all tiles, those that
@@ -276,13 +283,14 @@ DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, 
         UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] = scaled(o[unit][i], scale[i / 4 * 2 + i % 2]);
         if (alone) continue;
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            Float4 more = handed_over(shared, before, unit, i);
+            Float4 more = handed_over(shared, unit < HANDED_UNITS ? before : place, unit, i);
             o[unit][i] += scaled(more.x, other_scale[i / 2]);
             o[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
             o[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
             o[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
         }
     }
+    if (HANDED_UNITS < LATENT_UNITS) group_barrier(group);
     constexpr int ROW_BYTES = KV_LORA_RANK * 2;
     constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
     static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
@@ -449,10 +457,13 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
         bool alone = tiles == 1;
         if (group == ahead && !alone) {
             group_barrier(group);  // no warp reads the tile any more
-            hand_over(o, last_place, shared);
-            publish_to_async();
+            hand_over<0>(o, last_place, shared);
         }
         pair_barrier();
+        if constexpr (HANDED_UNITS < LATENT_UNITS) {
+            if (group == ahead && !alone) hand_over<HANDED_UNITS>(o, last_place.after(TILE_UNITS), shared);
+            pair_barrier();
+        }
         if (group != ahead) {
             UnitPlace before = last_place.before(TILE_UNITS);
             write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);

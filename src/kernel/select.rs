@@ -251,7 +251,7 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
-    variants.extend(select_sm90::chosen_variants(arch, base));
+    variants.extend(select_sm90::variants(arch, base));
     variants
 }
 
@@ -291,7 +291,6 @@ pub fn all_variants(arch: &str) -> Vec<Variant> {
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
-                variants.extend(select_sm90::unchosen_variants(arch, split_base(q_dtype, kv_dtype, dims)));
             }
         }
     }

@@ -17,6 +17,7 @@
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
+use crate::tensor::DType;
 
 /// `kernels/sm90/mla_decode_split_rows.cu`: 64 query rows are the rows of the matrix products.
 pub(super) const ROWS_FORM: u32 = 1;
@@ -26,6 +27,7 @@ pub(super) const KEYS_FORM: u32 = 2;
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
+/// Tiles in flight of the rows form.
 const STAGES: u32 = 3;
 /// Units of a query row that the rows form holds in registers.
 const HELD_UNITS: u32 = 4;
@@ -34,61 +36,69 @@ const HELD_UNITS: u32 = 4;
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Bulk copies take boxes of 8 to 64 tokens of a page.
     let copies = arch == "sm_90a" && serves(&base) && shape.page_size.is_multiple_of(8);
-    if !copies || rows <= 32 || shape.portable {
+    if !copies || shape.portable {
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if shape.batch == 1 && tokens <= select::FEW_TOKENS && rows <= 128 {
+    let few = shape.batch == 1 && tokens <= select::FEW_TOKENS && (33..=128).contains(&rows);
+    if few && !base.kv_dtype.is_fp8() {
         return Some(keys_variant(base, 16));
     }
-    (tokens >= select::FEW_TOKENS).then(|| rows_variant(base))
+    (tokens >= select::FEW_TOKENS).then(|| match rows {
+        0..=16 => keys_variant(base, 16),
+        17..=32 => keys_variant(base, 32),
+        _ if base.kv_dtype.is_fp8() => keys_variant(base, 32),
+        _ => rows_variant(base),
+    })
 }
 
 /// Whether a cache's types and widths are what these forms are made for.
 fn serves(base: &Variant) -> bool {
-    base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
+    let types = base.kv_dtype == base.q_dtype || base.kv_dtype == DType::Fp8E4m3;
+    types && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
 }
 
 fn rows_variant(base: Variant) -> Variant {
     Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 512, form: ROWS_FORM, ..base }
 }
 
+/// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
-    Variant { block_rows, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 160, form: KEYS_FORM, ..base }
+    let stages = if block_rows == 16 { 24 } else { 21 };
+    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up.
+    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() { 288 } else { 384 };
+    Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
 }
 
 /// The variants that [`split`] can give for these types and widths.
-pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { vec![rows_variant(base), keys_variant(base, 16)] } else { Vec::new() }
-}
-
-/// Those that it does not give yet.
-pub(super) fn unchosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { vec![keys_variant(base, 32)] } else { Vec::new() }
+pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
+    if arch != "sm_90a" || !serves(&base) {
+        return Vec::new();
+    }
+    let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
+    rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows))).collect()
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
-    let rows = variant.block_rows;
-    let halves = 2 * variant.stages - 1;
-    let rotaries = if variant.form == ROWS_FORM { variant.stages } else { variant.stages - 1 };
-    let ring = halves * 4 * UNIT_BYTES + rotaries * UNIT_BYTES;
-    let ring_barriers = (halves * 5 + 2 * rotaries) * 8;
-    let rest = if variant.form == ROWS_FORM {
+    let Variant { block_rows: rows, stages, .. } = *variant;
+    if variant.form == ROWS_FORM {
+        let halves = 2 * stages - 1;
+        let ring = (halves * 4 + stages) * UNIT_BYTES + (halves * 5 + 2 * stages) * 8;
         let note = 32;
-        (9 - HELD_UNITS) * UNIT_BYTES + variant.stages * (2 * rows * 4 + note) + variant.stages * 8
-    } else {
-        // Queries, two tiles' weights, maxima of four warps, limits, slot.
-        9 * rows * 128 + 2 * rows * TILE_TOKENS * 2 + 4 * rows * 4 + rows * 4 + 8
-    };
-    ring + ring_barriers + rest
+        return ring + (9 - HELD_UNITS) * UNIT_BYTES + stages * (2 * rows * 4 + note) + stages * 8;
+    }
+    let ring = stages * UNIT_BYTES + 2 * stages * 8;
+    let queries = 9 * rows * 128;
+    let weights = 4 * rows * TILE_TOKENS * 2;
+    // Of two groups: sums of four warps and maxima. Scales of queries; limits and slots of two pieces.
+    ring + queries + weights + 2 * (4 + 1) * rows * 4 + rows * 4 + 2 * (rows * 4 + 8)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Entry;
     use super::*;
-    use crate::tensor::DType;
 
     #[test]
     fn many_rows_take_a_form_by_how_many_tokens_there_are_in_pages_of_eights() {
@@ -113,15 +123,19 @@ mod tests {
         assert_eq!(keys, Some((KEYS_FORM, 16)));
         let longer = DecodeShape { max_seq_len: 8193, ..one };
         assert_eq!(split(&longer, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
+        let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
+        assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
+        let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
+        assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let refused = [
-            split(&shape, 32, base, "sm_90a"),
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 1024, ..one }, 32, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 1024, ..one }, 256, base, "sm_90a"),
-            split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a"),
+            split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];
         assert!(refused.iter().all(Option::is_none), "{refused:?}");
