@@ -361,8 +361,8 @@ mod tests {
         let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
         assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 2, DType::BF16) }), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 16);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
     }
 
     #[test]
@@ -380,7 +380,7 @@ mod tests {
 
     #[test]
     fn stages_are_lowered_before_a_form_is_given_up() {
-        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90a", shared)).unwrap().split;
+        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90", shared)).unwrap().split;
         assert_eq!((kernels(232_448).tile_tokens, kernels(232_448).stages), (32, 5));
         assert_eq!((kernels(200_000).tile_tokens, kernels(200_000).stages), (32, 4));
         assert_eq!((kernels(101_376).tile_tokens, kernels(101_376).stages), (16, 4));

@@ -1,16 +1,16 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`, run 3), stage 2 included, in the same run as the portable form that
-//! would serve the problem. Tokens are sequences times the longest that is captured, which says nothing of their lengths later:
-//! a form is chosen where it wins by lengths below the longest too.
+//! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, in the same run as the portable form that would
+//! serve the problem where nothing else is said. Tokens are sequences times the longest that is captured, which says nothing of
+//! their lengths later: a form is chosen where it wins by lengths below the longest too.
 //!
-//! | rows of a group | tokens | form | measured, µs, beside the portable form's |
+//! | rows of a group | sequences, tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
-//! | over 32 | from 8,192 on | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
-//! | 33 to 128 | one sequence of up to 8,192 | keys of 16 rows | B1 S1024 H128 14.1 (14.7), B1 S4096 H128 20.0 (21.1), B1 S2048 H64 12.6 (14.8), B1 S8192 H64 18.3 (20.2) |
-//! | over 32 | the others | portable | B4 S1024 H40 keys of 16 rows 15.6 (16.0) |
-//! | 17 to 32 | all | portable | keys of 32 rows: B64 S4096 H32 114.3 (121.3; 115 in another run), B4 S131072 H32 183 (213), B1 S4096 H32 18.0 (16.8), two tokens of H16 B64 S4096 118.6 (115); rows: B64 S4096 H32 108.3; keys of 16 rows: B1 S4096 H32 14.1 (16.8) |
-//! | up to 16 | all | portable | keys of 16 rows: B128 S4096 H16 171 (168), B64 S16384 302 (305), B16 S4096 38.0 (36.7), B1 S65536 33.3 (35.0), B1 S1024 11.2 (8.9) |
+//! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
+//! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 89 to 91 (110), B4 S131072 H32 154 (208) |
+//! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 147 to 150 (155), B64 S4096 84 to 85 (87), B64 S16384 284 (300), B16 S4096 31.9 (34.3), B4 S16384 30.9 (33.3) |
+//! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 98 (203 in another run), B64 S4096 H16 62 (111), B128 S4096 H128 390 (728) |
+//! | the others | | portable | B1 S65536 H16 keys of 16 rows 29.8 (35.7), but a single sequence may also be short, which is not measured |
 //!
 //! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (B1 S1024 H128 18.2
 //! beside 14.7) and wins twofold when it is long.
@@ -32,6 +32,10 @@ const STAGES: u32 = 3;
 /// Units of a query row that the rows form holds in registers.
 const HELD_UNITS: u32 = 4;
 
+/// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
+const MANY_SEQUENCES: usize = 4;
+const MANY_TOKENS: usize = 65_536;
+
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Bulk copies take boxes of 8 to 64 tokens of a page.
@@ -40,16 +44,12 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    let few = shape.batch == 1 && tokens <= select::FEW_TOKENS && (33..=128).contains(&rows);
-    if few && !base.kv_dtype.is_fp8() {
-        return Some(keys_variant(base, 16));
+    if rows > 32 && !base.kv_dtype.is_fp8() {
+        let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
+        return (!few).then(|| rows_variant(base));
     }
-    (tokens >= select::FEW_TOKENS).then(|| match rows {
-        0..=16 => keys_variant(base, 16),
-        17..=32 => keys_variant(base, 32),
-        _ if base.kv_dtype.is_fp8() => keys_variant(base, 32),
-        _ => rows_variant(base),
-    })
+    let many = shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS;
+    many.then(|| keys_variant(base, if rows <= 16 { 16 } else { 32 }))
 }
 
 /// Whether a cache's types and widths are what these forms are made for.
@@ -118,11 +118,8 @@ mod tests {
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
         assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
-        let one = DecodeShape { batch: 1, max_seq_len: 8192, ..shape };
-        let keys = split(&one, 128, base, "sm_90a").map(|variant| (variant.form, variant.block_rows));
-        assert_eq!(keys, Some((KEYS_FORM, 16)));
-        let longer = DecodeShape { max_seq_len: 8193, ..one };
-        assert_eq!(split(&longer, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
+        let one = DecodeShape { batch: 1, max_seq_len: 8193, ..shape };
+        assert_eq!(split(&one, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
@@ -133,8 +130,10 @@ mod tests {
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 1024, ..one }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 1024, ..one }, 256, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
+            split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];
