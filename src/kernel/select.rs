@@ -253,7 +253,7 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
-    variants.extend(select_sm90::chosen_variants(arch, base));
+    variants.extend(select_sm90::variants(arch, base));
     variants.extend(select_cdna::chosen_variants(arch, base));
     variants
 }
@@ -294,7 +294,6 @@ pub fn all_variants(arch: &str) -> Vec<Variant> {
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
-                variants.extend(select_sm90::unchosen_variants(arch, split_base(q_dtype, kv_dtype, dims)));
             }
         }
     }
@@ -365,8 +364,8 @@ mod tests {
         let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
         assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 2, DType::BF16) }), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 16);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
     }
 
     #[test]
@@ -399,7 +398,7 @@ mod tests {
 
     #[test]
     fn stages_are_lowered_before_a_form_is_given_up() {
-        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90a", shared)).unwrap().split;
+        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90", shared)).unwrap().split;
         assert_eq!((kernels(232_448).tile_tokens, kernels(232_448).stages), (32, 5));
         assert_eq!((kernels(200_000).tile_tokens, kernels(200_000).stages), (32, 4));
         assert_eq!((kernels(101_376).tile_tokens, kernels(101_376).stages), (16, 4));
