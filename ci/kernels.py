@@ -37,10 +37,11 @@ def is_amd(arch):
     return arch.startswith("gfx")
 
 
-# Tuned forms of stage 1, by their number.
-SM90_FORMS = {
+# Forms of stage 1 other than the portable one, by their number.
+FORMS = {
     1: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_rows.cu"],
     2: ["sm90/wgmma.h", "sm90/stream.h", "sm90/mla_decode_split_keys.cu"],
+    3: ["mla_decode_split_few.cu"],
 }
 # What ptxas says when it serialises matrix products of a warpgroup, or ignores the sharing out of registers.
 SERIALISED = re.compile(r"\(C75(?:08|1[0-8]|20)\)")
@@ -52,7 +53,7 @@ def source(variant):
     files = [vendor / "vendor.h", vendor / "mma.h", kernels / "params.h", kernels / "tile.h"]
     form = variant["defines"]["FORM"]
     tuned = form > 0 and variant["symbol"] == "mla_decode_split"
-    files += [kernels / name for name in (SM90_FORMS[form] if tuned else FILES[variant["symbol"]])]
+    files += [kernels / name for name in (FORMS[form] if tuned else FILES[variant["symbol"]])]
     return "".join(f'#line 1 "{file.relative_to(ROOT)}"\n{file.read_text()}\n' for file in files)
 
 

@@ -109,18 +109,24 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 
 // ---- lengths and splits (terms: DecodeParams) ----
 
-/// a / b, without the division in the common case of 1.
-DEVICE int quotient(int a, int b) { return b == 1 ? a : a / b; }
-
-DEVICE int num_groups(const DecodeParams& p) {
-    return p.query_group >= p.query_len ? 1 : divide_up(p.query_len, p.query_group);
+/// a / b for a >= 0 and b > 0: a division of integers takes three times as long, and much code.
+DEVICE int quotient(int a, int b) {
+    if (b == 1) return a;
+    float inverse = exp2(-log2((float)b));
+    int q = (int)((float)a * inverse);
+    q += (int)((float)(a - q * b) * inverse);
+    int rest = a - q * b;
+    return q + (rest >= b) - (rest < 0);
 }
+DEVICE int quotient_up(int a, int b) { return quotient(a + b - 1, b); }
+
+DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
 /// Cached tokens of a sequence, within what its row of the block table addresses.
 DEVICE int sequence_length(const DecodeParams& p, int seq) {
     int64 capacity = (int64)p.table_width * p.page_size;
-    int length = larger(global_pointer<const int>(p.seq_lens)[seq], 0);
+    int length = larger(load_now(global_pointer<const int>(p.seq_lens) + seq), 0);
     return length < capacity ? length : (int)capacity;
 }
 
@@ -150,6 +156,54 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
 }
 
+/// How the blocks of schedule OWN cut few sequences, each for itself: into pieces of as many units of `tile_tokens` as leave at
+/// most `num_parts` pieces, wherever the sequences end. As long as pieces are shorter than FULL_TOKENS, half as many will do:
+/// they cost stage 1 little more, and stage 2 less.
+constexpr int FULL_TOKENS = 64;
+
+/// Units are powers of two.
+DEVICE int units_of(const DecodeParams& p, int virtual_seq) {
+    return (extent(p, virtual_seq) + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+}
+
+/// Most units of a piece.
+DEVICE int piece_units(const DecodeParams& p) {
+    int virtual_seqs = p.batch * num_groups(p);
+    int units = 0;
+    NO_UNROLL for (int v = 0; v < virtual_seqs; v++) units += units_of(p, v);
+    int pieces = p.num_parts - virtual_seqs;
+    int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
+    int even = larger(quotient_up(units, pieces), 1);
+    return even >= full ? even : smaller(full, larger(quotient_up(units, (pieces + 1) / 2), 1));
+}
+
+/// Piece `item` of all: tokens [begin, end) of `seq`, its `split`-th. Piece and slot have the same number; the slot is negative
+/// if the sequence has no other piece.
+struct OwnPiece {
+    int seq, begin, end, split, slot;
+};
+DEVICE OwnPiece own_piece(const DecodeParams& p, int item) {
+    int virtual_seqs = p.batch * num_groups(p);
+    int limit = piece_units(p);
+    int split = item;
+    NO_UNROLL for (int v = 0; v < virtual_seqs; v++) {
+        int tokens = extent(p, v);
+        int units = (tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+        int pieces = quotient_up(units, limit);
+        if (split >= pieces) {
+            split -= pieces;
+            continue;
+        }
+        // The first pieces have a unit more where they do not come out even.
+        int least = quotient(units, pieces);
+        int longer = units - least * pieces;
+        int begin = split * least + smaller(split, longer);
+        int end = begin + least + (split < longer);
+        return {v, begin * p.tile_tokens, smaller(end * p.tile_tokens, tokens), split, pieces > 1 ? item : -1};
+    }
+    return {0, 0, 0, 0, -1};
+}
+
 /// Tokens of one split of an even or chunked schedule.
 DEVICE int split_length(const DecodeParams& p, int tokens) {
     return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);
@@ -166,6 +220,13 @@ DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
         const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
         return {begin[0], begin[1] - begin[0]};
     }
+    if (p.schedule_kind == OWN) {
+        int limit = piece_units(p);
+        int begin = 0;
+        NO_UNROLL for (int v = 0; v < virtual_seq; v++) begin += quotient_up(units_of(p, v), limit);
+        int count = quotient_up(units_of(p, virtual_seq), limit);
+        return {begin, count > 1 ? count : 0};
+    }
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
     int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);
@@ -180,7 +241,7 @@ struct Row {
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
     int groups = num_groups(p);
     int seq = quotient(virtual_seq, groups);
-    int local = p.query_group == 1 ? 0 : row / p.num_heads;
+    int local = p.query_group == 1 ? 0 : quotient(row, p.num_heads);
     int token = (virtual_seq - seq * groups) * p.query_group + local;
     return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
 }

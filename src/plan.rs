@@ -3,7 +3,7 @@
 //! A [`DecodePlan`] is made on the host from host facts alone (batch, longest length, device), so a captured graph cannot
 //! freeze anything that depends on the lengths. It sizes the scratch and the grids. Which split covers which tokens is
 //! decided on the device from `seq_lens`: by the [`balance`]d schedule that the plan kernel writes once per step, or by the
-//! formulas of [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
+//! formulas of [`ScheduleKind::Own`], [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
 
 use crate::backend::{DecodeKernels, DeviceInfo};
 use crate::error::{Error, Result};
@@ -102,7 +102,9 @@ impl ScratchReservation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum SplitPolicy {
-    /// Balanced over the device by the lengths of each step; at most [`num_kv_splits`] splits per sequence.
+    /// Spread over the device by the lengths of each step. A batch of many sequences has at most [`num_kv_splits`] splits of
+    /// each; few sequences are cut as finely as the device has blocks to give, on devices whose stage 1 can
+    /// ([`ScheduleKind::Own`]), since that bound, made for scratch that grows with the batch, leaves most of a device idle there.
     #[default]
     Auto,
     /// Balanced likewise, but with splits down to this many tokens: more splits for short sequences.
@@ -140,7 +142,7 @@ pub struct DecodePlan {
     pub num_kv_splits: usize,
     /// Tokens per split of a chunked schedule, else 0.
     pub split_tokens: usize,
-    /// Parts of a balanced schedule, else 0.
+    /// Parts of a balanced schedule, most pieces of [`ScheduleKind::Own`], else 0.
     pub num_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
@@ -164,7 +166,10 @@ impl DecodePlan {
     pub fn new(shape: PlanShape, policy: SplitPolicy, kernels: &DecodeKernels, device: &DeviceInfo) -> Result<Self> {
         let units = device.num_compute_units.max(1);
         let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
+        let row_blocks = (query_group * shape.num_heads).div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
+        let blocks = units * kernels.blocks_per_unit.max(1);
         let (schedule, num_kv_splits, split_tokens) = match policy {
+            SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, (blocks / row_blocks).max(1), 0),
             SplitPolicy::Auto => (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units), 0),
             SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
             SplitPolicy::MinTokens(tokens) => {
@@ -198,9 +203,9 @@ impl DecodePlan {
         let virtual_seqs = shape.batch * num_groups;
 
         let (num_parts, num_slots) = match schedule {
+            ScheduleKind::Own => (num_kv_splits, num_kv_splits),
             ScheduleKind::Balanced => {
-                let row_blocks = group_rows.div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
-                let parts = (units * kernels.blocks_per_unit.max(1)).div_ceil(row_blocks).max(1);
+                let parts = blocks.div_ceil(row_blocks).max(1);
                 // A part boundary inside a sequence makes one more split of it; a sequence in one piece needs no slot.
                 (parts, (virtual_seqs * num_kv_splits).min(2 * (parts - 1)))
             }

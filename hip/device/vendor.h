@@ -1,6 +1,7 @@
 // AMD's spelling of the device vocabulary; kernels/vendor.h of the root package is NVIDIA's and documents it.
 #define KERNEL(threads) \
     extern "C" __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(1)))
+#define KERNEL_BESIDE(threads, blocks) KERNEL(threads)
 #define DEVICE inline __attribute__((device, always_inline))
 #define CONSTANT constexpr __attribute__((host, device))
 #define GLOBAL
@@ -86,6 +87,10 @@ DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+
+// Kernels do not overlap, so there is nothing that could be out of date, and nothing to be early for.
+DEVICE int load_now(const int GLOBAL* from) { return *from; }
+DEVICE void fetch_near(const void GLOBAL*) {}
 
 /// Loads and stores at once: there is no copy past the registers that serves every architecture.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {

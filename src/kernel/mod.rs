@@ -16,6 +16,7 @@ mod inventory;
 mod load;
 pub mod params;
 pub mod select;
+mod select_few;
 mod select_sm90;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;
@@ -117,6 +118,12 @@ impl Variant {
             threads: 0,
             form: 0,
         }
+    }
+
+    /// Whether a kernel of stage 1 takes the cache by tensor maps.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn takes_maps(&self) -> bool {
+        matches!(self.form, select_sm90::ROWS_FORM | select_sm90::KEYS_FORM)
     }
 }
 

@@ -103,6 +103,7 @@ mod tests {
             page_size: 64,
             batch: 16,
             max_seq_len: 4096,
+            free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use super::{Entry, Variant, select_sm90};
+use super::{Entry, Variant, select_few, select_sm90};
 use crate::tensor::DType;
 
 /// A file of source text, carried in the library.
@@ -78,6 +78,7 @@ const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
 const STREAM: SourceFile = embed!("kernels/mla_stream.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
+const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
@@ -95,6 +96,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_KEYS],
+            select_few::FORM => &[DECODE_SPLIT_FEW],
             _ => &[STREAM, DECODE_SPLIT],
         },
         Entry::DecodeReduce => &[DECODE_REDUCE],

@@ -207,6 +207,7 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         batch: batch as i32,
         query_len: 1,
         query_group: 1,
+        num_groups: 1,
         num_heads: heads as i32,
         kv_lora_rank: rank as i32,
         rope_dim: 64,

@@ -32,8 +32,7 @@ impl CudaKernel {
     }
 
     pub(super) fn new(module: Module, origin: Origin, variant: &Variant) -> Self {
-        // Every tuned form of stage 1 does.
-        let mapped = (variant.entry == Entry::DecodeSplit && variant.form > 0).then_some(variant.kv_dtype);
+        let mapped = (variant.entry == Entry::DecodeSplit && variant.takes_maps()).then_some(variant.kv_dtype);
         Self { module: Arc::new(module), origin, mapped }
     }
 }

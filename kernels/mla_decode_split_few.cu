@@ -1,0 +1,369 @@
+// Stage 1 of MLA decode for few tokens: one piece of one sequence in a block, most often a single tile.
+//
+// What takes time is the way from the lengths to the first tile, and what comes after the last: a block cuts its piece out by
+// itself, and its work on a tile is divided so that no wave waits for long.
+//
+//   logits    wave (key slice, depth): all rows x KEYS keys over every DEPTH-th 16-wide step of the row; the sums of the depths
+//             meet in `scores`
+//   softmax   ROW_LANES neighbouring lanes per row; a row's maximum is raised only when a logit exceeds it by LAZY_MAX
+//   output    every wave: all rows x its own columns, accumulators in registers
+//
+// While a tile is worked on the next one is on its way. Keys are loaded in sixteens: a piece may be that short. A launch of a few
+// microseconds waits for its own code, so loops stay loops and nothing is written twice.
+//
+// Before this kernel may read what others have written it finds its piece by lengths and pages that may be out of date, and
+// asks for its first tile: most often they are what it finds again afterwards, and everything is near.
+
+constexpr int TILE = 64;  // tokens; TILE_TOKENS is the unit in which sequences are cut
+constexpr int SLOTS = 2;
+constexpr int WAVES = THREADS / WAVE;
+constexpr int ROW_TILES = BLOCK_ROWS / 16;
+constexpr int DEPTH = 128 / BLOCK_ROWS;
+constexpr int KEY_SLICES = WAVES / DEPTH;
+constexpr int KEYS = TILE / KEY_SLICES;
+constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
+constexpr int STEPS = WIDTH / 16;
+constexpr int WAVE_STEPS = divide_up(STEPS, DEPTH);
+constexpr int COLUMNS = KV_LORA_RANK / WAVES;
+constexpr int ROW_LANES = THREADS / BLOCK_ROWS;
+constexpr int LANE_KEYS = TILE / ROW_LANES;
+static_assert(DEPTH * KEY_SLICES == WAVES && KEYS % 16 == 0 && COLUMNS % 16 == 0 && WIDTH % 16 == 0, "tiles of 16");
+static_assert(ROW_LANES <= WAVE && LANE_KEYS >= 1, "a row's softmax stays in a wave");
+static_assert(TILE % TILE_TOKENS == 0 && TILE_TOKENS % 16 == 0 && bytes_of(KV_DTYPE) == 2, "units of whole sixteens, 16 bits");
+
+constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
+constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
+
+// Shared memory, as `few_shared_bytes` of src/kernel/select_few.rs counts it. Rows are padded by 16 bytes against bank conflicts.
+constexpr int ROW_STRIDE = WIDTH + 8;
+constexpr int SCORE_STRIDE = TILE + SCORE_PAD;
+constexpr int OUT_STRIDE = KV_LORA_RANK + 8;
+constexpr int TILE_ELEMS = TILE * ROW_STRIDE;
+constexpr int TILES_BYTES = SLOTS * TILE_ELEMS * 2;
+constexpr int QUERY_BYTES = BLOCK_ROWS * ROW_STRIDE * 2;
+constexpr int SCORES_BYTES = DEPTH * BLOCK_ROWS * SCORE_STRIDE * 4;
+constexpr int WEIGHTS_BYTES = BLOCK_ROWS * SCORE_STRIDE * 2;
+constexpr int SHARED_BYTES = TILES_BYTES + QUERY_BYTES + SCORES_BYTES + WEIGHTS_BYTES + 2 * BLOCK_ROWS * 4;
+static_assert(BLOCK_ROWS * OUT_STRIDE * 2 <= SCORES_BYTES, "results pass through the scores' place");
+#ifdef SPLIT_SHARED_BYTES
+static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select_few.rs counts the same");
+#endif
+
+/// Loads tiles of a piece: every thread copies the same 16-byte words of the same tile rows each time.
+struct Loader {
+    static constexpr int LANES = 8;
+    static constexpr int ROWS = THREADS / LANES;
+    static constexpr int PASSES = divide_up(TILE, ROWS);
+    static constexpr int LATENT_WORDS = KV_LORA_RANK / 8;
+    static constexpr int ROPE_WORDS = ROPE_DIM / 8;
+    static_assert(LATENT_WORDS % LANES == 0 && ROPE_WORDS % LANES == 0 && TILE % ROWS == 0, "lanes divide a row");
+
+    const int GLOBAL* table;  // the sequence's row
+    int page_shift;           // of a page size that is a power of two, else -1
+    int token, end;           // of the tile, of the piece
+    int page[PASSES];         // of this thread's rows; -1 past the table
+    int entry[PASSES];        // within the page
+
+    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece) {
+        table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
+        page_shift = (p.page_size & (p.page_size - 1)) == 0 ? highest_bit(p.page_size) : -1;
+        token = piece.begin;
+        end = piece.end;
+    }
+
+    /// Looks up the pages of the tile, well before they are needed.
+    DEVICE void look_up(const DecodeParams& p) {
+        UNROLL for (int i = 0; i < PASSES; i++) {
+            int at = token + thread_index() / LANES + i * ROWS;
+            int column = page_shift >= 0 ? at >> page_shift : at / p.page_size;
+            entry[i] = at - column * p.page_size;
+            page[i] = at < end && column < p.table_width ? load_now(table + column) : -1;
+        }
+    }
+
+    /// Address of this thread's word of a row of the latent part, and of the rotary part; 0 for a page that is not there.
+    struct Source {
+        const uint16 GLOBAL* latent;
+        const uint16 GLOBAL* rope;
+    };
+    DEVICE Source source(const DecodeParams& p, int i) const {
+        int64 index = page[i] >= 0 && page[i] < p.num_pages ? page[i] : 0;
+        int lane = thread_index() % LANES;
+        return {global_pointer<const uint16>(p.kv) + index * p.kv_stride_page + entry[i] * p.kv_stride_token + lane * 8,
+                global_pointer<const uint16>(p.k_rope) + index * p.rope_stride_page + entry[i] * p.rope_stride_token + lane * 8};
+    }
+
+    /// Starts to copy the tile's tokens in [first, last). Those past the piece's end become zeros: what lies in unused cache
+    /// slots, NaN included, is never read.
+    DEVICE void copy(const DecodeParams& p, uint16 SHARED* tile, int first, int last) const {
+        UNROLL for (int i = 0; i < PASSES; i++) {
+            int row = thread_index() / LANES + i * ROWS;
+            if (token + row < first || token + row >= last) continue;
+            bool valid = page[i] >= 0 && page[i] < p.num_pages;
+            Source from = source(p, i);
+            uint16 SHARED* to = tile + row * ROW_STRIDE + thread_index() % LANES * 8;
+#pragma unroll 2
+            for (int word = 0; word < LATENT_WORDS * 8; word += LANES * 8) copy16_async(to + word, from.latent + word, valid);
+            UNROLL for (int word = 0; word < ROPE_WORDS * 8; word += LANES * 8) {
+                copy16_async(to + KV_LORA_RANK + word, from.rope + word, valid);
+            }
+        }
+    }
+
+    /// Asks for the tile's rows.
+    DEVICE void fetch(const DecodeParams& p) const {
+        UNROLL for (int i = 0; i < PASSES; i++) {
+            if (page[i] < 0 || page[i] >= p.num_pages) continue;
+            // The lanes of a row ask for a line each.
+            Source from = source(p, i);
+            int lane = thread_index() % LANES;
+            if (lane < KV_LORA_RANK / 64) fetch_near(from.latent + lane * 56);
+            if (ROPE_DIM > 0 && lane == 0) fetch_near(from.rope);
+        }
+    }
+
+    /// End of the sixteens that hold the tile's tokens.
+    DEVICE int padded_end() const { return token + (smaller(end - token, TILE) + 15) / 16 * 16; }
+
+    DEVICE void advance(const DecodeParams& p) {
+        token += TILE;
+        look_up(p);
+    }
+};
+
+/// Loads the block's query rows; those that do not exist become zeros.
+DEVICE void load_queries(const DecodeParams& p, uint16 SHARED* queries, int virtual_seq, int first_row) {
+    constexpr int WORDS = WIDTH / 8;
+    NO_UNROLL for (int word = thread_index(); word < BLOCK_ROWS * WORDS; word += THREADS) {
+        int row = word / WORDS;
+        int column = (word - row * WORDS) * 8;
+        Row at = row_of(p, virtual_seq, first_row + row);
+        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + column;
+        if (at.valid) from += at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
+        copy16_async(queries + row * ROW_STRIDE + column, from, at.valid);
+    }
+}
+
+DEVICE int wave_depth() { return wave_index() % DEPTH; }
+DEVICE int wave_key_slice() { return wave_index() / DEPTH; }
+
+/// Stores this wave's share of the logits of the tile's first `sixteens` sixteens of keys, two at a time.
+DEVICE void push_logits(const uint16 SHARED* queries, const uint16 SHARED* tile, float SHARED* scores, int sixteens) {
+    int first_key = wave_key_slice() * KEYS;
+    int end_key = smaller(sixteens * 16, first_key + KEYS);
+    NO_UNROLL for (int key = first_key; wave_agrees(key < end_key); key += 32) {
+        Accum sum[ROW_TILES][2] = {};
+        UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
+            int column = (wave_depth() + j * DEPTH) * 16;
+            if (STEPS % DEPTH != 0 && wave_agrees(column >= WIDTH)) continue;
+            FragB keys[2];
+            UNROLL for (int n = 0; n < 2; n++) load_b(keys[n], tile + (key + n * 16) * ROW_STRIDE + column, ROW_STRIDE);
+            UNROLL for (int m = 0; m < ROW_TILES; m++) {
+                FragA a;
+                load_a(a, queries + m * 16 * ROW_STRIDE + column, ROW_STRIDE);
+                UNROLL for (int n = 0; n < 2; n++) mma<Q_IS_BF16>(sum[m][n], a, keys[n]);
+            }
+        }
+        float SHARED* to = scores + wave_depth() * BLOCK_ROWS * SCORE_STRIDE + key;
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int n = 0; n < 2; n++) store_accum(sum[m][n], to + m * 16 * SCORE_STRIDE + n * 16, SCORE_STRIDE);
+        }
+    }
+}
+
+/// Softmax of one row by ROW_LANES neighbouring lanes.
+struct Softmax {
+    float maximum, sum;  // the sum is this lane's share
+    int limit;           // tokens that the row sees of this piece
+
+    DEVICE void start(const DecodeParams& p, const OwnPiece& piece, int row) {
+        maximum = NO_MAXIMUM;
+        sum = 0.0f;
+        Row of = row_of(p, piece.seq, row);
+        int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
+        limit = of.valid ? smaller(visible, piece.end) : 0;
+    }
+
+    /// Turns the logits of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
+    DEVICE float push(const DecodeParams& p, const float SHARED* scores, uint16 SHARED* weights, int token) {
+        int row = thread_index() / ROW_LANES;
+        int key = thread_index() % ROW_LANES * LANE_KEYS;
+        float x[LANE_KEYS] = {};
+        UNROLL for (int d = 0; d < DEPTH; d++) {
+            read_floats<LANE_KEYS>(x, scores + (d * BLOCK_ROWS + row) * SCORE_STRIDE + key);
+        }
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        float highest = NEGATIVE_INFINITY;
+        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
+            x[j] *= scale;
+            if (unlikely(p.softcap != 0.0f)) {
+                // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+                float power = exp2(x[j] * (2.0f / p.softcap));
+                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
+            }
+            if (token + key + j >= limit) x[j] = NEGATIVE_INFINITY;
+            highest = ::maximum(highest, x[j]);
+        }
+        highest = lanes_maximum<ROW_LANES>(highest);
+        float factor = 1.0f;
+        if (highest > maximum + LAZY_MAX || maximum == NO_MAXIMUM) {
+            float raised = ::maximum(highest, NO_MAXIMUM);
+            factor = exp2(maximum - raised);
+            maximum = raised;
+            sum *= factor;
+        }
+        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
+            x[j] = exp2(x[j] - maximum);
+            sum += x[j];
+        }
+        write_weights<LANE_KEYS>(weights + row * SCORE_STRIDE + key, x);
+        return factor;
+    }
+
+    /// Writes the row's LSE, and what its output is to be multiplied by.
+    DEVICE void finish(const DecodeParams& p, const OwnPiece& piece, int row, float SHARED* scale) {
+        sum = lanes_sum<ROW_LANES>(sum);
+        if (thread_index() % ROW_LANES != 0) return;
+        *scale = result_scale(p, sum, piece.slot);
+        float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+        Row of = row_of(p, piece.seq, row);
+        if (!of.valid) return;
+        if (piece.slot < 0) {
+            write_lse(p, of, lse);
+        } else {
+            global_pointer<float>(p.partial_lse)[piece.slot * group_rows(p) + row] = lse;
+        }
+    }
+};
+
+/// Accumulated outputs of all rows, this wave's columns.
+struct Output {
+    Accum tile[ROW_TILES][COLUMNS / 16];
+
+    DEVICE void rescale(const float SHARED* factors) {
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
+                float factor = factors[m * 16 + accum_row(i)];
+                UNROLL for (int n = 0; n < COLUMNS / 16; n++) tile[m][n].value[i] *= factor;
+            }
+        }
+    }
+
+    /// Adds the tile's first `sixteens` sixteens of tokens.
+    DEVICE void add(const uint16 SHARED* weights, const uint16 SHARED* values, int sixteens) {
+        NO_UNROLL for (int token = 0; token < sixteens * 16; token += 16) {
+            FragA a[ROW_TILES];
+            UNROLL for (int m = 0; m < ROW_TILES; m++) load_a(a[m], weights + m * 16 * SCORE_STRIDE + token, SCORE_STRIDE);
+            UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
+                FragB b;
+                load_b_trans(b, values + token * ROW_STRIDE + wave_index() * COLUMNS + n * 16, ROW_STRIDE);
+                UNROLL for (int m = 0; m < ROW_TILES; m++) mma<Q_IS_BF16>(tile[m][n], a[m], b);
+            }
+        }
+    }
+
+    /// Writes the piece's result by way of `staging`.
+    DEVICE void finish(const DecodeParams& p, const OwnPiece& piece, int first_row, const float SHARED* scale, uint16 SHARED* staging) {
+        UNROLL for (int m = 0; m < ROW_TILES; m++) {
+            UNROLL for (int i = 0; i < MMA_ELEMS; i += MMA_VECTOR) {
+                int row = m * 16 + accum_row(i);
+                float factor = scale[row];
+                UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
+                    float value[MMA_VECTOR];
+                    // A row that saw nothing is zero even beside values that are not finite.
+                    UNROLL for (int j = 0; j < MMA_VECTOR; j++) {
+                        value[j] = factor == 0.0f ? 0.0f : tile[m][n].value[i + j] * factor;
+                    }
+                    write_weights<MMA_VECTOR>(staging + row * OUT_STRIDE + wave_index() * COLUMNS + n * 16 + accum_column(i), value);
+                }
+            }
+        }
+        barrier();
+        constexpr int WORDS = KV_LORA_RANK / 8;
+        NO_UNROLL for (int word = thread_index(); word < BLOCK_ROWS * WORDS; word += THREADS) {
+            int local = word / WORDS;
+            int column = word % WORDS * 8;
+            Row row = row_of(p, piece.seq, first_row + local);
+            if (!row.valid) continue;
+            Word4 from = *(const Word4 SHARED*)(staging + local * OUT_STRIDE + column);
+            uint16 GLOBAL* to = result_row(p, row, piece.slot, first_row + local) + column;
+            if (piece.slot < 0) {
+                // Rows of the output begin at multiples of 8 bytes.
+                *(Word2 GLOBAL*)to = {from.x, from.y};
+                *(Word2 GLOBAL*)(to + 4) = {from.z, from.w};
+            } else {
+                *(Word4 GLOBAL*)to = from;
+            }
+        }
+    }
+};
+
+KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
+    SHARED_MEMORY(shared);
+    uint16 SHARED* tiles = (uint16 SHARED*)shared;
+    uint16 SHARED* queries = (uint16 SHARED*)(shared + TILES_BYTES);
+    float SHARED* scores = (float SHARED*)(shared + TILES_BYTES + QUERY_BYTES);
+    uint16 SHARED* weights = (uint16 SHARED*)((uint8 SHARED*)scores + SCORES_BYTES);
+    float SHARED* rescale = (float SHARED*)((uint8 SHARED*)weights + WEIGHTS_BYTES);  // of each row's earlier sums
+    float SHARED* scale = rescale + BLOCK_ROWS;                                     // of each row's result
+
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int item = quotient(block_index(), row_blocks);
+    int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
+    OwnPiece piece = {0, 0, 0, 0, -1};
+    Loader loader;
+    loader.turn(p, piece);
+    int settled = 0;  // end of the tokens that are copied before the wait
+    NO_UNROLL for (int round = 0; round < 2; round++) {
+        if (round > 0) {
+            grid_dependency_wait();
+            grid_dependency_launch();
+        }
+        loader.look_up(p);
+        OwnPiece now = own_piece(p, item);
+        if (now.seq != piece.seq || now.begin != piece.begin || now.end != piece.end || now.slot != piece.slot) {
+            piece = now;
+            loader.turn(p, piece);
+            loader.look_up(p);
+        }
+        if (round == 0 && !p.early_fetch) loader.fetch(p);
+        if (round == 0 && p.early_fetch) {
+            settled = sequence_length(p, quotient(piece.seq, num_groups(p))) - p.query_len;
+            loader.copy(p, tiles, 0, smaller(settled, loader.padded_end()));
+        }
+    }
+    if (piece.begin >= piece.end) return;
+    load_queries(p, queries, piece.seq, first_row);
+
+    int row = thread_index() / ROW_LANES;
+    Softmax softmax;
+    softmax.start(p, piece, first_row + row);
+    Output output = {};
+    int slot = 0;
+    int token = piece.begin - SLOTS * TILE;  // of the tile whose place is filled next
+    NO_UNROLL while (true) {
+        loader.copy(p, tiles + slot * TILE_ELEMS, settled, loader.padded_end());
+        copy_commit();
+        loader.advance(p);
+        settled = 0;
+        slot ^= 1;
+        token += TILE;
+        if (token < piece.begin) continue;
+        copy_wait<1>();
+        barrier();
+        const uint16 SHARED* tile = tiles + slot * TILE_ELEMS;
+        bool last = token + TILE >= piece.end;
+        int sixteens = (smaller(piece.end - token, TILE) + 15) / 16;
+        push_logits(queries, tile, scores, sixteens);
+        barrier();
+        float factor = softmax.push(p, scores, weights, token);
+        if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
+        if (last) softmax.finish(p, piece, first_row + row, scale + row);
+        bool rescales = barrier_any(factor != 1.0f);
+        if (rescales && token > piece.begin) output.rescale(rescale);
+        output.add(weights, tile, sixteens);
+        if (last) break;
+        barrier();
+    }
+    output.finish(p, piece, first_row, scale, (uint16 SHARED*)scores);
+}

@@ -1,0 +1,48 @@
+//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+
+use super::Variant;
+use crate::backend::DecodeShape;
+
+/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
+pub(super) const FORM: u32 = 3;
+
+/// Most virtual sequences that blocks look through for a piece of their own.
+const MAX_VIRTUAL_SEQS: usize = 8;
+/// Pieces per sequence from which on it does not matter that the last one may be short.
+const MIN_PIECES: usize = 4;
+/// Tokens of a tile.
+const TILE: u32 = 64;
+/// The unit of pieces, in tokens.
+const UNIT: u32 = 16;
+const THREADS: u32 = 256;
+
+/// Whether the blocks of stage 1 are to find their pieces by themselves, where `blocks` of `block_rows` rows run at a time.
+pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: usize, blocks: usize) -> bool {
+    let few = virtual_seqs <= MAX_VIRTUAL_SEQS && blocks / row_blocks.max(1) >= MIN_PIECES * virtual_seqs;
+    shape.free_splits && few && virtual_seqs > 0
+}
+
+/// The form's variant for groups of `rows` rows, if it is to serve the problem.
+pub(super) fn split(rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+    (arch == "sm_90a" && rows <= 128 && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512)
+        .then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+}
+
+fn variant(base: Variant, block_rows: u32) -> Variant {
+    Variant { block_rows, tile_tokens: UNIT, stages: 2, threads: THREADS, form: FORM, ..base }
+}
+
+/// The variants that [`split`] can give for these types and widths.
+pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
+    [16, 128].into_iter().filter_map(|rows| split(rows, base, arch)).collect()
+}
+
+/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
+pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
+    let rows = variant.block_rows;
+    let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
+    let score_stride = TILE + score_pad;
+    let depth = 128 / rows;
+    let tiles = variant.stages * TILE * row_bytes;
+    tiles + rows * row_bytes + depth * rows * score_stride * 4 + rows * score_stride * 2 + 2 * rows * 4
+}
