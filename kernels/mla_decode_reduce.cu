@@ -5,8 +5,6 @@
 // splits: few splits, a row per team; many, several teams per row, which then add up through shared memory. Every team looks
 // at all log-sum-exps of its row while its values are on their way, so nothing is scaled twice.
 
-// Launches are so short that fetching their code counts: loops stay loops.
-
 constexpr int COLUMNS = TILE_TOKENS;  // stage 2 has no tiles: the constant gives its columns
 constexpr int LANE_COLUMNS = 8;       // 16 bytes of a partial result
 constexpr int LANES = COLUMNS / LANE_COLUMNS;
@@ -69,7 +67,7 @@ DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, in
     }
 }
 
-KERNEL_BESIDE(THREADS, 4) mla_decode_reduce(const DecodeParams p) {
+KERNEL_BESIDE(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     int column_blocks = divide_up(p.kv_lora_rank, COLUMNS);
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -145,14 +143,15 @@ KERNEL_BESIDE(THREADS, 4) mla_decode_reduce(const DecodeParams p) {
         NO_UNROLL for (int pair = thread_index() & (row_threads - 1); pair < COLUMNS / 2; pair += row_threads) {
             const float SHARED* of = sums + (team >> log_share << log_share) * COLUMNS + pair * 2;
             float low = 0.0f, high = 0.0f;
-#pragma unroll 4
+#pragma unroll 8
             for (int other = 0; other < share; other++) {
-                low += of[other * COLUMNS];
-                high += of[other * COLUMNS + 1];
+                Word2 part = *(const Word2 SHARED*)(of + other * COLUMNS);
+                low += bits_float(part.x);
+                high += bits_float(part.y);
             }
             int to = first_column + pair * 2;
             if (writes && to < p.kv_lora_rank) *(uint32 GLOBAL*)(out + to) = pack(low * factor, high * factor);
         }
-        barrier();
+        if (r + (TEAMS >> log_share) < end_row) barrier();
     }
 }

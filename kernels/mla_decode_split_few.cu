@@ -8,11 +8,10 @@
 //   softmax   ROW_LANES neighbouring lanes per row; a row's maximum is raised only when a logit exceeds it by LAZY_MAX
 //   output    every wave: all rows x its own columns, accumulators in registers
 //
-// While a tile is worked on the next one is on its way. Keys are loaded in sixteens: a piece may be that short. A launch of a few
-// microseconds waits for its own code, so loops stay loops and nothing is written twice.
+// While a tile is worked on the next one is on its way. Keys are loaded in sixteens: a piece may be that short.
 //
-// Before this kernel may read what others have written it finds its piece by lengths and pages that may be out of date, and
-// asks for its first tile: most often they are what it finds again afterwards, and everything is near.
+// Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
+// asks for its first tile. Afterwards they only need to be looked at once more: most often they are still the same.
 
 constexpr int TILE = 64;  // tokens; TILE_TOKENS is the unit in which sequences are cut
 constexpr int SLOTS = 2;
@@ -56,6 +55,7 @@ struct Loader {
     static constexpr int PASSES = divide_up(TILE, ROWS);
     static constexpr int LATENT_WORDS = KV_LORA_RANK / 8;
     static constexpr int ROPE_WORDS = ROPE_DIM / 8;
+    static_assert(PASSES == 2, "as many pages are compared");
     static_assert(LATENT_WORDS % LANES == 0 && ROPE_WORDS % LANES == 0 && TILE % ROWS == 0, "lanes divide a row");
 
     const int GLOBAL* table;  // the sequence's row
@@ -134,13 +134,16 @@ struct Loader {
 /// Loads the block's query rows; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, uint16 SHARED* queries, int virtual_seq, int first_row) {
     constexpr int WORDS = WIDTH / 8;
-    NO_UNROLL for (int word = thread_index(); word < BLOCK_ROWS * WORDS; word += THREADS) {
-        int row = word / WORDS;
-        int column = (word - row * WORDS) * 8;
+    constexpr int LANES = THREADS / 16;
+    NO_UNROLL for (int row = thread_index() / LANES; row < BLOCK_ROWS; row += 16) {
         Row at = row_of(p, virtual_seq, first_row + row);
-        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + column;
+        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q);
         if (at.valid) from += at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
-        copy16_async(queries + row * ROW_STRIDE + column, from, at.valid);
+        UNROLL for (int i = 0; i < divide_up(WORDS, LANES); i++) {
+            int word = thread_index() % LANES + i * LANES;
+            if (WORDS % LANES != 0 && word >= WORDS) break;
+            copy16_async(queries + row * ROW_STRIDE + word * 8, from + word * 8, at.valid);
+        }
     }
 }
 
@@ -151,7 +154,7 @@ DEVICE int wave_key_slice() { return wave_index() / DEPTH; }
 DEVICE void push_logits(const uint16 SHARED* queries, const uint16 SHARED* tile, float SHARED* scores, int sixteens) {
     int first_key = wave_key_slice() * KEYS;
     int end_key = smaller(sixteens * 16, first_key + KEYS);
-    NO_UNROLL for (int key = first_key; wave_agrees(key < end_key); key += 32) {
+    for (int key = first_key; wave_agrees(key < end_key); key += 32) {
         Accum sum[ROW_TILES][2] = {};
         UNROLL for (int j = 0; j < WAVE_STEPS; j++) {
             int column = (wave_depth() + j * DEPTH) * 16;
@@ -180,8 +183,8 @@ struct Softmax {
         maximum = NO_MAXIMUM;
         sum = 0.0f;
         Row of = row_of(p, piece.seq, row);
-        int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-        limit = of.valid ? smaller(visible, piece.end) : 0;
+        int unseen = p.causal ? last_token(p, piece.seq) - of.token : 0;  // of what the sequence's last row sees
+        limit = of.valid ? smaller(piece.tokens - unseen, piece.end) : 0;
     }
 
     /// Turns the logits of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
@@ -189,8 +192,10 @@ struct Softmax {
         int row = thread_index() / ROW_LANES;
         int key = thread_index() % ROW_LANES * LANE_KEYS;
         float x[LANE_KEYS] = {};
-        UNROLL for (int d = 0; d < DEPTH; d++) {
-            read_floats<LANE_KEYS>(x, scores + (d * BLOCK_ROWS + row) * SCORE_STRIDE + key);
+        if (token + key < limit) {
+            UNROLL for (int d = 0; d < DEPTH; d++) {
+                read_floats<LANE_KEYS>(x, scores + (d * BLOCK_ROWS + row) * SCORE_STRIDE + key);
+            }
         }
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
         float highest = NEGATIVE_INFINITY;
@@ -220,18 +225,22 @@ struct Softmax {
         return factor;
     }
 
-    /// Writes the row's LSE, and what its output is to be multiplied by.
-    DEVICE void finish(const DecodeParams& p, const OwnPiece& piece, int row, float SHARED* scale) {
+    /// What the row's output is to be multiplied by.
+    DEVICE float result(const DecodeParams& p, const OwnPiece& piece) {
         sum = lanes_sum<ROW_LANES>(sum);
+        return result_scale(p, sum, piece.slot);
+    }
+
+    /// Writes the row's LSE, once `sum` is the whole row's.
+    DEVICE void finish(const DecodeParams& p, const OwnPiece& piece, int row) const {
         if (thread_index() % ROW_LANES != 0) return;
-        *scale = result_scale(p, sum, piece.slot);
         float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
         Row of = row_of(p, piece.seq, row);
         if (!of.valid) return;
         if (piece.slot < 0) {
             write_lse(p, of, lse);
         } else {
-            global_pointer<float>(p.partial_lse)[piece.slot * group_rows(p) + row] = lse;
+            global_pointer<float>(p.partial_lse)[(int64)piece.slot * group_rows(p) + row] = lse;
         }
     }
 };
@@ -280,7 +289,8 @@ struct Output {
         }
         barrier();
         constexpr int WORDS = KV_LORA_RANK / 8;
-        NO_UNROLL for (int word = thread_index(); word < BLOCK_ROWS * WORDS; word += THREADS) {
+        UNROLL for (int i = 0; i < BLOCK_ROWS * WORDS / THREADS; i++) {
+            int word = i * THREADS + thread_index();
             int local = word / WORDS;
             int column = word % WORDS * 8;
             Row row = row_of(p, piece.seq, first_row + local);
@@ -310,30 +320,34 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int item = quotient(block_index(), row_blocks);
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
-    OwnPiece piece = {0, 0, 0, 0, -1};
+    OwnPiece piece;
     Loader loader;
-    loader.turn(p, piece);
     int settled = 0;  // end of the tokens that are copied before the wait
-    NO_UNROLL for (int round = 0; round < 2; round++) {
-        if (round > 0) {
+    bool waited = false;
+    int tokens = few_tokens(p);
+    NO_UNROLL while (true) {
+        piece = own_piece(p, tokens, item);
+        loader.turn(p, piece);
+        loader.look_up(p);
+        if (!waited) {
+            if (p.early_fetch) {
+                settled = sequence_length(p, quotient(piece.seq, num_groups(p))) - p.query_len;
+                loader.copy(p, tiles, 0, smaller(settled, loader.padded_end()));
+            } else {
+                loader.fetch(p);
+            }
             grid_dependency_wait();
             grid_dependency_launch();
+            waited = true;
         }
-        loader.look_up(p);
-        OwnPiece now = own_piece(p, item);
-        if (now.seq != piece.seq || now.begin != piece.begin || now.end != piece.end || now.slot != piece.slot) {
-            piece = now;
-            loader.turn(p, piece);
-            loader.look_up(p);
-        }
-        if (round == 0 && !p.early_fetch) loader.fetch(p);
-        if (round == 0 && p.early_fetch) {
-            settled = sequence_length(p, quotient(piece.seq, num_groups(p))) - p.query_len;
-            loader.copy(p, tiles, 0, smaller(settled, loader.padded_end()));
-        }
+        int now = few_tokens(p);
+        Loader again = loader;
+        again.look_up(p);
+        load_queries(p, queries, piece.seq, first_row);
+        if (!barrier_any(now != tokens || again.page[0] != loader.page[0] || again.page[1] != loader.page[1])) break;
+        tokens = now;
     }
     if (piece.begin >= piece.end) return;
-    load_queries(p, queries, piece.seq, first_row);
 
     int row = thread_index() / ROW_LANES;
     Softmax softmax;
@@ -358,12 +372,16 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
         barrier();
         float factor = softmax.push(p, scores, weights, token);
         if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
-        if (last) softmax.finish(p, piece, first_row + row, scale + row);
+        if (last) {
+            float result = softmax.result(p, piece);
+            if (thread_index() % ROW_LANES == 0) scale[row] = result;
+        }
         bool rescales = barrier_any(factor != 1.0f);
         if (rescales && token > piece.begin) output.rescale(rescale);
         output.add(weights, tile, sixteens);
         if (last) break;
         barrier();
     }
+    softmax.finish(p, piece, first_row + row);
     output.finish(p, piece, first_row, scale, (uint16 SHARED*)scores);
 }

@@ -135,12 +135,16 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
     return p.causal ? larger(length - p.query_len + 1 + token, 0) : length;
 }
 
+/// Last query token of a virtual sequence.
+DEVICE int last_token(const DecodeParams& p, int virtual_seq) {
+    int group = virtual_seq - quotient(virtual_seq, num_groups(p)) * num_groups(p);
+    return smaller((group + 1) * p.query_group, p.query_len) - 1;
+}
+
 /// Tokens that the last row of a virtual sequence sees.
 DEVICE int extent(const DecodeParams& p, int virtual_seq) {
-    int groups = num_groups(p);
-    int seq = quotient(virtual_seq, groups);
-    int last = smaller((virtual_seq - seq * groups + 1) * p.query_group, p.query_len) - 1;
-    return visible_tokens(p, sequence_length(p, seq), last);
+    int seq = quotient(virtual_seq, num_groups(p));
+    return visible_tokens(p, sequence_length(p, seq), last_token(p, virtual_seq));
 }
 
 /// The balanced schedule: slot offsets, then parts of eight words.
@@ -156,52 +160,73 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
 }
 
-/// How the blocks of schedule OWN cut few sequences, each for itself: into pieces of as many units of `tile_tokens` as leave at
-/// most `num_parts` pieces, wherever the sequences end. As long as pieces are shorter than FULL_TOKENS, half as many will do:
-/// they cost stage 1 little more, and stage 2 less.
-constexpr int FULL_TOKENS = 64;
+// Few sequences, at most FEW virtual ones, are cut by every block for itself (schedule OWN), one lane a sequence: into pieces of
+// as many units of `tile_tokens`, a power of two, as leave at most `num_parts` pieces wherever the sequences end. As long as
+// pieces are shorter than FULL_TOKENS, half as many will do: they cost stage 1 little more, and stage 2 less.
+constexpr int FEW = 8;
+constexpr int FULL_TOKENS = 32;
 
-/// Units are powers of two.
-DEVICE int units_of(const DecodeParams& p, int virtual_seq) {
-    return (extent(p, virtual_seq) + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+/// Lanes that share out the sequences.
+DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
+
+/// Tokens of this lane's sequence.
+DEVICE int few_tokens(const DecodeParams& p) {
+    int virtual_seq = thread_index() & (few_width(p) - 1);
+    return virtual_seq < p.batch * num_groups(p) ? extent(p, virtual_seq) : 0;
 }
 
-/// Most units of a piece.
-DEVICE int piece_units(const DecodeParams& p) {
-    int virtual_seqs = p.batch * num_groups(p);
-    int units = 0;
-    NO_UNROLL for (int v = 0; v < virtual_seqs; v++) units += units_of(p, v);
-    int pieces = p.num_parts - virtual_seqs;
-    int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
-    int even = larger(quotient_up(units, pieces), 1);
-    return even >= full ? even : smaller(full, larger(quotient_up(units, (pieces + 1) / 2), 1));
-}
-
-/// Piece `item` of all: tokens [begin, end) of `seq`, its `split`-th. Piece and slot have the same number; the slot is negative
-/// if the sequence has no other piece.
-struct OwnPiece {
-    int seq, begin, end, split, slot;
+/// A sequence among the pieces of all: `count` of them from `first` on.
+struct FewPieces {
+    int seq, tokens, first, count;
 };
-DEVICE OwnPiece own_piece(const DecodeParams& p, int item) {
-    int virtual_seqs = p.batch * num_groups(p);
-    int limit = piece_units(p);
-    int split = item;
-    NO_UNROLL for (int v = 0; v < virtual_seqs; v++) {
-        int tokens = extent(p, v);
-        int units = (tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
-        int pieces = quotient_up(units, limit);
-        if (split >= pieces) {
-            split -= pieces;
-            continue;
-        }
-        // The first pieces have a unit more where they do not come out even.
-        int least = quotient(units, pieces);
-        int longer = units - least * pieces;
-        int begin = split * least + smaller(split, longer);
-        int end = begin + least + (split < longer);
-        return {v, begin * p.tile_tokens, smaller(end * p.tile_tokens, tokens), split, pieces > 1 ? item : -1};
+
+/// The sequence that piece `item` belongs to, or that is `seq` if `item` is negative; 0 pieces if there is none. All lanes of a
+/// wave must ask, each with its `tokens`.
+DEVICE FewPieces few_pieces(const DecodeParams& p, int tokens, int item, int seq) {
+    int width = few_width(p);
+    int lane = thread_index() & (width - 1);
+    int units = (tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+    int all = units;
+    NO_UNROLL for (int mask = width / 2; mask > 0; mask /= 2) all += shuffle_xor(all, mask);
+    int most = p.num_parts - p.batch * num_groups(p);
+    int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
+    int limit = larger(quotient_up(all, most), 1);
+    if (limit < full) limit = smaller(full, larger(quotient_up(all, (most + 1) / 2), 1));
+    int count = quotient_up(units, limit);
+    int end = count;
+    NO_UNROLL for (int delta = 1; delta < width; delta *= 2) {
+        int below = shuffle_up(end, delta);
+        if (lane >= delta) end += below;
     }
-    return {0, 0, 0, 0, -1};
+    bool found = item < 0 ? lane == seq : item >= end - count && item < end;
+    FewPieces pieces = {0, 0, 0, 0};
+    if (found) pieces = {lane, tokens, end - count, count};
+    NO_UNROLL for (int mask = width / 2; mask > 0; mask /= 2) {
+        pieces.seq += shuffle_xor(pieces.seq, mask);
+        pieces.tokens += shuffle_xor(pieces.tokens, mask);
+        pieces.first += shuffle_xor(pieces.first, mask);
+        pieces.count += shuffle_xor(pieces.count, mask);
+    }
+    return pieces;
+}
+
+/// A block's piece: tokens [begin, end) of `tokens` of `seq`. Pieces and slots have the same numbers; the slot is negative if the
+/// sequence has no other piece.
+struct OwnPiece {
+    int seq, tokens, begin, end, slot;
+};
+DEVICE OwnPiece own_piece(const DecodeParams& p, int tokens, int item) {
+    FewPieces pieces = few_pieces(p, tokens, item, 0);
+    int units = (pieces.tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+    // The first pieces have a unit more where they do not come out even.
+    int least = quotient(units, larger(pieces.count, 1));
+    int longer = units - least * pieces.count;
+    int split = item - pieces.first;
+    int begin = split * least + smaller(split, longer);
+    int end = begin + least + (split < longer);
+    if (pieces.count == 0) begin = end = 0;
+    return {pieces.seq, pieces.tokens, begin * p.tile_tokens, smaller(end * p.tile_tokens, pieces.tokens),
+            pieces.count > 1 ? item : -1};
 }
 
 /// Tokens of one split of an even or chunked schedule.
@@ -210,7 +235,7 @@ DEVICE int split_length(const DecodeParams& p, int tokens) {
 }
 
 /// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
-/// piece is written straight to the output.
+/// piece is written straight to the output. All lanes of a wave must ask together under schedule OWN.
 struct Slots {
     int64 begin;
     int count;
@@ -221,11 +246,8 @@ DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
         return {begin[0], begin[1] - begin[0]};
     }
     if (p.schedule_kind == OWN) {
-        int limit = piece_units(p);
-        int begin = 0;
-        NO_UNROLL for (int v = 0; v < virtual_seq; v++) begin += quotient_up(units_of(p, v), limit);
-        int count = quotient_up(units_of(p, virtual_seq), limit);
-        return {begin, count > 1 ? count : 0};
+        FewPieces pieces = few_pieces(p, few_tokens(p), -1, virtual_seq);
+        return {pieces.first, pieces.count > 1 ? pieces.count : 0};
     }
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);

@@ -21,6 +21,9 @@ pub const FIXED_COST: i32 = 1;
 /// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
 pub const SNAP_TILES: i64 = 2;
 
+/// Virtual sequences that count as few: [`SplitPolicy::Auto`] may cut them more finely than [`num_kv_splits`] says.
+const FEW_SEQS: usize = 8;
+
 /// Thirty-seconds of a chunk by which a balanced schedule lengthens it, at most, to begin sequences at boundaries.
 const ALIGN_PARTS: i64 = 4;
 
@@ -102,9 +105,9 @@ impl ScratchReservation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum SplitPolicy {
-    /// Spread over the device by the lengths of each step. A batch of many sequences has at most [`num_kv_splits`] splits of
-    /// each; few sequences are cut as finely as the device has blocks to give, on devices whose stage 1 can
-    /// ([`ScheduleKind::Own`]), since that bound, made for scratch that grows with the batch, leaves most of a device idle there.
+    /// Spread over the device by the lengths of each step. At most [`num_kv_splits`] splits of a sequence, unless there are so few
+    /// sequences that this leaves most of the device idle: the bound was made for scratch that grows with the batch, and says 8 for
+    /// a single sequence of 4,096 tokens. Then as many as the device has blocks to give.
     #[default]
     Auto,
     /// Balanced likewise, but with splits down to this many tokens: more splits for short sequences.
@@ -170,7 +173,11 @@ impl DecodePlan {
         let blocks = units * kernels.blocks_per_unit.max(1);
         let (schedule, num_kv_splits, split_tokens) = match policy {
             SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, (blocks / row_blocks).max(1), 0),
-            SplitPolicy::Auto => (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units), 0),
+            SplitPolicy::Auto => {
+                let virtual_seqs = shape.batch.saturating_mul(shape.query_len.div_ceil(query_group));
+                let few = if virtual_seqs <= FEW_SEQS { blocks.div_ceil(row_blocks * virtual_seqs.max(1)) } else { 1 };
+                (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units).max(few), 0)
+            }
             SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
             SplitPolicy::MinTokens(tokens) => {
                 (ScheduleKind::Balanced, splits_of_at_least(tokens, shape.max_seq_len, units), 0)

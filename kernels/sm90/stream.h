@@ -24,10 +24,6 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
         Word4 ends = *(const Word4 GLOBAL*)words;
         return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
     }
-    if (p.schedule_kind == OWN) {
-        OwnPiece piece = own_piece(p, item);
-        return {piece.seq, piece.begin, piece.seq, piece.end, piece.split};
-    }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
     int tokens = extent(p, seq);

@@ -224,7 +224,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
-        own_pieces: own(&split),
+        own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,
         reduce_rows: reduce.block_rows,
         reduce_columns: reduce.tile_tokens,
