@@ -80,13 +80,16 @@ KERNEL_BESIDE(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     int first_column = (block_index() - block * column_blocks) * COLUMNS;
     int column = first_column + lane * LANE_COLUMNS;
 
-    // Stage 1 lets this kernel begin once what came before it has ended, so lengths and schedule may be read at once.
+    // The next kernel may come as near as it likes. Stage 1 lets this one begin once what came before stage 1 has ended, so lengths
+    // and schedule may be read at once.
+    grid_dependency_launch();
     bool empty = extent(p, virtual_seq) == 0;
     Slots slots = empty ? Slots{0, 0} : slots_of(p, virtual_seq);
-    grid_dependency_wait();
-    grid_dependency_launch();
-    if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
-    if (slots.count == 0) return;
+    if (slots.count == 0) {
+        grid_dependency_wait();
+        if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
+        return;
+    }
 
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
     // is idle for want of rows.
@@ -100,6 +103,10 @@ KERNEL_BESIDE(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
         const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
         const uint16 GLOBAL* out_of =
             global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + (column < p.kv_lora_rank ? column : 0);
+        Row row = row_of(p, virtual_seq, at);
+        bool writes = at < end_row && row.valid;
+        uint16 GLOBAL* out = output_row(p, row);
+        if (r == first_row) grid_dependency_wait();
         Total total;
         float sum[LANE_COLUMNS] = {};
         int first = team & (share - 1);
@@ -126,11 +133,8 @@ KERNEL_BESIDE(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
                 if (weight != 0.0f) add_columns(sum, weight, word[j]);  // what an empty split holds may be anything
             }
         } while (split < slots.count);
-        Row row = row_of(p, virtual_seq, at);
-        bool writes = at < end_row && row.valid;
         // Emptiness is a weight of zero: a NaN must show.
         float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
-        uint16 GLOBAL* out = output_row(p, row);
         if (writes && column == 0 && first == 0) {
             write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
         }

@@ -55,80 +55,79 @@ struct Loader {
     static constexpr int PASSES = divide_up(TILE, ROWS);
     static constexpr int LATENT_WORDS = KV_LORA_RANK / 8;
     static constexpr int ROPE_WORDS = ROPE_DIM / 8;
-    static_assert(PASSES == 2, "as many pages are compared");
     static_assert(LATENT_WORDS % LANES == 0 && ROPE_WORDS % LANES == 0 && TILE % ROWS == 0, "lanes divide a row");
 
-    const int GLOBAL* table;  // the sequence's row
-    int page_shift;           // of a page size that is a power of two, else -1
-    int token, end;           // of the tile, of the piece
-    int page[PASSES];         // of this thread's rows; -1 past the table
-    int entry[PASSES];        // within the page
+    int token, end;                      // of the tile, of the piece
+    const int GLOBAL* page_at[PASSES];   // where the pages of this thread's rows are told; null past the piece or the table
+    int page[PASSES];                    // what was told, -1 if nothing
+    int entry[PASSES];                   // within the page
+    const uint16 GLOBAL* latent[PASSES];  // this thread's words of its rows
+    const uint16 GLOBAL* rope[PASSES];
+    bool valid[PASSES];
 
-    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece) {
-        table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
-        page_shift = (p.page_size & (p.page_size - 1)) == 0 ? highest_bit(p.page_size) : -1;
-        token = piece.begin;
-        end = piece.end;
+    DEVICE int page_now(int i) const { return page_at[i] ? load_now(page_at[i]) : -1; }
+
+    /// Whether the pages are others by now.
+    DEVICE bool moved() const {
+        int now[PASSES];
+        UNROLL for (int i = 0; i < PASSES; i++) now[i] = page_now(i);
+        bool moved = false;
+        UNROLL for (int i = 0; i < PASSES; i++) moved |= now[i] != page[i];
+        return moved;
     }
 
-    /// Looks up the pages of the tile, well before they are needed.
-    DEVICE void look_up(const DecodeParams& p) {
+    /// Turns to the tile at a token of a piece, well before it is needed.
+    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece, int to) {
+        token = to;
+        end = piece.end;
+        const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
+        bool shifts = (p.page_size & (p.page_size - 1)) == 0;
         UNROLL for (int i = 0; i < PASSES; i++) {
             int at = token + thread_index() / LANES + i * ROWS;
-            int column = page_shift >= 0 ? at >> page_shift : at / p.page_size;
+            int column = shifts ? at >> highest_bit(p.page_size) : quotient(at, p.page_size);
             entry[i] = at - column * p.page_size;
-            page[i] = at < end && column < p.table_width ? load_now(table + column) : -1;
+            page_at[i] = at < end && column < p.table_width ? table + column : nullptr;
+            page[i] = page_now(i);
         }
     }
 
-    /// Address of this thread's word of a row of the latent part, and of the rotary part; 0 for a page that is not there.
-    struct Source {
-        const uint16 GLOBAL* latent;
-        const uint16 GLOBAL* rope;
-    };
-    DEVICE Source source(const DecodeParams& p, int i) const {
-        int64 index = page[i] >= 0 && page[i] < p.num_pages ? page[i] : 0;
+    /// Finds the rows, once the pages have been told.
+    DEVICE void locate(const DecodeParams& p) {
         int lane = thread_index() % LANES;
-        return {global_pointer<const uint16>(p.kv) + index * p.kv_stride_page + entry[i] * p.kv_stride_token + lane * 8,
-                global_pointer<const uint16>(p.k_rope) + index * p.rope_stride_page + entry[i] * p.rope_stride_token + lane * 8};
+        UNROLL for (int i = 0; i < PASSES; i++) {
+            valid[i] = page[i] >= 0 && page[i] < p.num_pages;
+            int64 index = valid[i] ? page[i] : 0;
+            latent[i] = global_pointer<const uint16>(p.kv) + index * p.kv_stride_page + entry[i] * p.kv_stride_token + lane * 8;
+            rope[i] = global_pointer<const uint16>(p.k_rope) + index * p.rope_stride_page + entry[i] * p.rope_stride_token + lane * 8;
+        }
     }
 
     /// Starts to copy the tile's tokens in [first, last). Those past the piece's end become zeros: what lies in unused cache
     /// slots, NaN included, is never read.
-    DEVICE void copy(const DecodeParams& p, uint16 SHARED* tile, int first, int last) const {
+    DEVICE void copy(uint16 SHARED* tile, int first, int last) const {
         UNROLL for (int i = 0; i < PASSES; i++) {
             int row = thread_index() / LANES + i * ROWS;
             if (token + row < first || token + row >= last) continue;
-            bool valid = page[i] >= 0 && page[i] < p.num_pages;
-            Source from = source(p, i);
             uint16 SHARED* to = tile + row * ROW_STRIDE + thread_index() % LANES * 8;
-#pragma unroll 2
-            for (int word = 0; word < LATENT_WORDS * 8; word += LANES * 8) copy16_async(to + word, from.latent + word, valid);
+            UNROLL for (int word = 0; word < LATENT_WORDS * 8; word += LANES * 8) copy16_async(to + word, latent[i] + word, valid[i]);
             UNROLL for (int word = 0; word < ROPE_WORDS * 8; word += LANES * 8) {
-                copy16_async(to + KV_LORA_RANK + word, from.rope + word, valid);
+                copy16_async(to + KV_LORA_RANK + word, rope[i] + word, valid[i]);
             }
         }
     }
 
-    /// Asks for the tile's rows.
-    DEVICE void fetch(const DecodeParams& p) const {
+    /// Asks for the tile's rows: the lanes of a row for a line each.
+    DEVICE void fetch() const {
+        int lane = thread_index() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
-            if (page[i] < 0 || page[i] >= p.num_pages) continue;
-            // The lanes of a row ask for a line each.
-            Source from = source(p, i);
-            int lane = thread_index() % LANES;
-            if (lane < KV_LORA_RANK / 64) fetch_near(from.latent + lane * 56);
-            if (ROPE_DIM > 0 && lane == 0) fetch_near(from.rope);
+            if (!valid[i]) continue;
+            if (lane < KV_LORA_RANK / 64) fetch_near(latent[i] + lane * 56);
+            if (ROPE_DIM > 0 && lane == 0) fetch_near(rope[i]);
         }
     }
 
     /// End of the sixteens that hold the tile's tokens.
     DEVICE int padded_end() const { return token + (smaller(end - token, TILE) + 15) / 16 * 16; }
-
-    DEVICE void advance(const DecodeParams& p) {
-        token += TILE;
-        look_up(p);
-    }
 };
 
 /// Loads the block's query rows; those that do not exist become zeros.
@@ -199,13 +198,15 @@ struct Softmax {
         }
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
         float highest = NEGATIVE_INFINITY;
-        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-            x[j] *= scale;
-            if (unlikely(p.softcap != 0.0f)) {
-                // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+        UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
+        if (unlikely(p.softcap != 0.0f)) {
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+            UNROLL for (int j = 0; j < LANE_KEYS; j++) {
                 float power = exp2(x[j] * (2.0f / p.softcap));
                 x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
             }
+        }
+        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
             if (token + key + j >= limit) x[j] = NEGATIVE_INFINITY;
             highest = ::maximum(highest, x[j]);
         }
@@ -235,11 +236,10 @@ struct Softmax {
     DEVICE void finish(const DecodeParams& p, const OwnPiece& piece, int row) const {
         if (thread_index() % ROW_LANES != 0) return;
         float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
-        Row of = row_of(p, piece.seq, row);
-        if (!of.valid) return;
         if (piece.slot < 0) {
-            write_lse(p, of, lse);
-        } else {
+            Row of = row_of(p, piece.seq, row);
+            if (of.valid) write_lse(p, of, lse);
+        } else if (row < group_rows(p)) {
             global_pointer<float>(p.partial_lse)[(int64)piece.slot * group_rows(p) + row] = lse;
         }
     }
@@ -258,9 +258,10 @@ struct Output {
         }
     }
 
-    /// Adds the tile's first `sixteens` sixteens of tokens.
-    DEVICE void add(const uint16 SHARED* weights, const uint16 SHARED* values, int sixteens) {
-        NO_UNROLL for (int token = 0; token < sixteens * 16; token += 16) {
+    /// Adds `count` sixteens of the tile's tokens from `token` on.
+    template <int count>
+    DEVICE void add(const uint16 SHARED* weights, const uint16 SHARED* values, int token) {
+        UNROLL for (int k = 0; k < count; k++, token += 16) {
             FragA a[ROW_TILES];
             UNROLL for (int m = 0; m < ROW_TILES; m++) load_a(a[m], weights + m * 16 * SCORE_STRIDE + token, SCORE_STRIDE);
             UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
@@ -289,21 +290,26 @@ struct Output {
         }
         barrier();
         constexpr int WORDS = KV_LORA_RANK / 8;
+        int rows = smaller(group_rows(p) - first_row, BLOCK_ROWS);
+        // A block's rows of a slot lie one after the other.
+        uint16 GLOBAL* partial =
+            global_pointer<uint16>(p.partial_out) + ((int64)piece.slot * group_rows(p) + first_row) * KV_LORA_RANK;
         UNROLL for (int i = 0; i < BLOCK_ROWS * WORDS / THREADS; i++) {
             int word = i * THREADS + thread_index();
             int local = word / WORDS;
             int column = word % WORDS * 8;
+            if (local >= rows) break;
+            Word4 from = *(const Word4 SHARED*)(staging + local * OUT_STRIDE + column);
+            if (piece.slot >= 0) {
+                *(Word4 GLOBAL*)(partial + word * 8) = from;
+                continue;
+            }
             Row row = row_of(p, piece.seq, first_row + local);
             if (!row.valid) continue;
-            Word4 from = *(const Word4 SHARED*)(staging + local * OUT_STRIDE + column);
-            uint16 GLOBAL* to = result_row(p, row, piece.slot, first_row + local) + column;
-            if (piece.slot < 0) {
-                // Rows of the output begin at multiples of 8 bytes.
-                *(Word2 GLOBAL*)to = {from.x, from.y};
-                *(Word2 GLOBAL*)(to + 4) = {from.z, from.w};
-            } else {
-                *(Word4 GLOBAL*)to = from;
-            }
+            // Rows of the output begin at multiples of 8 bytes.
+            Word2 GLOBAL* to = (Word2 GLOBAL*)(output_row(p, row) + column);
+            to[0] = {from.x, from.y};
+            to[1] = {from.z, from.w};
         }
     }
 };
@@ -320,49 +326,57 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int item = quotient(block_index(), row_blocks);
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
+    int row = thread_index() / ROW_LANES;
     OwnPiece piece;
     Loader loader;
+    Softmax softmax;
     int settled = 0;  // end of the tokens that are copied before the wait
     bool waited = false;
-    int tokens = few_tokens(p);
+    const int GLOBAL* length_at = few_length(p);
+    int length = length_at ? load_now(length_at) : 0;
     NO_UNROLL while (true) {
-        piece = own_piece(p, tokens, item);
-        loader.turn(p, piece);
-        loader.look_up(p);
+        piece = own_piece(p, few_tokens(p, length), item);
+        loader.turn(p, piece, piece.begin);
+        softmax.start(p, piece, first_row + row);
+        loader.locate(p);
         if (!waited) {
             if (p.early_fetch) {
                 settled = sequence_length(p, quotient(piece.seq, num_groups(p))) - p.query_len;
-                loader.copy(p, tiles, 0, smaller(settled, loader.padded_end()));
+                loader.copy(tiles, 0, smaller(settled, loader.padded_end()));
             } else {
-                loader.fetch(p);
+                loader.fetch();
             }
             grid_dependency_wait();
             grid_dependency_launch();
             waited = true;
         }
-        int now = few_tokens(p);
-        Loader again = loader;
-        again.look_up(p);
-        load_queries(p, queries, piece.seq, first_row);
-        if (!barrier_any(now != tokens || again.page[0] != loader.page[0] || again.page[1] != loader.page[1])) break;
-        tokens = now;
+        int now = length_at ? load_now(length_at) : 0;
+        if (piece.begin < piece.end) load_queries(p, queries, piece.seq, first_row);
+        if (!barrier_any(now != length || loader.moved())) break;
+        length = now;
+        copy_commit();
+        copy_wait<0>();
     }
     if (piece.begin >= piece.end) return;
 
-    int row = thread_index() / ROW_LANES;
-    Softmax softmax;
-    softmax.start(p, piece, first_row + row);
     Output output = {};
     int slot = 0;
     int token = piece.begin - SLOTS * TILE;  // of the tile whose place is filled next
     NO_UNROLL while (true) {
-        loader.copy(p, tiles + slot * TILE_ELEMS, settled, loader.padded_end());
+        if (loader.token > piece.begin && loader.token < piece.end) loader.locate(p);
+        loader.copy(tiles + slot * TILE_ELEMS, settled, loader.padded_end());
         copy_commit();
-        loader.advance(p);
-        settled = 0;
-        slot ^= 1;
         token += TILE;
-        if (token < piece.begin) continue;
+        slot ^= 1;
+        settled = 0;
+        loader.token += TILE;
+        if (loader.token < piece.end) loader.turn(p, piece, loader.token);
+        if (token < piece.begin) {
+            if (loader.token < piece.end) continue;
+            copy_commit();  // there is no second tile
+            token = piece.begin;
+            slot = 0;
+        }
         copy_wait<1>();
         barrier();
         const uint16 SHARED* tile = tiles + slot * TILE_ELEMS;
@@ -378,7 +392,11 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
         }
         bool rescales = barrier_any(factor != 1.0f);
         if (rescales && token > piece.begin) output.rescale(rescale);
-        output.add(weights, tile, sixteens);
+        if (sixteens == TILE / 16) {
+            output.add<TILE / 16>(weights, tile, 0);
+        } else {
+            NO_UNROLL for (int k = 0; k < sixteens; k++) output.add<1>(weights, tile, k * 16);
+        }
         if (last) break;
         barrier();
     }

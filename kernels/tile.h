@@ -123,11 +123,15 @@ DEVICE int quotient_up(int a, int b) { return quotient(a + b - 1, b); }
 DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
-/// Cached tokens of a sequence, within what its row of the block table addresses.
-DEVICE int sequence_length(const DecodeParams& p, int seq) {
+/// A length within what a row of the block table addresses.
+DEVICE int usable_length(const DecodeParams& p, int length) {
     int64 capacity = (int64)p.table_width * p.page_size;
-    int length = larger(load_now(global_pointer<const int>(p.seq_lens) + seq), 0);
-    return length < capacity ? length : (int)capacity;
+    return larger(length < capacity ? length : (int)capacity, 0);
+}
+
+/// Cached tokens of a sequence.
+DEVICE int sequence_length(const DecodeParams& p, int seq) {
+    return usable_length(p, load_now(global_pointer<const int>(p.seq_lens) + seq));
 }
 
 /// Tokens that query token `token` sees of a sequence of `length` tokens; not below 0.
@@ -169,10 +173,16 @@ constexpr int FULL_TOKENS = 32;
 /// Lanes that share out the sequences.
 DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
 
-/// Tokens of this lane's sequence.
-DEVICE int few_tokens(const DecodeParams& p) {
+/// Where the length of this lane's sequence stands; null if it has none.
+DEVICE const int GLOBAL* few_length(const DecodeParams& p) {
     int virtual_seq = thread_index() & (few_width(p) - 1);
-    return virtual_seq < p.batch * num_groups(p) ? extent(p, virtual_seq) : 0;
+    if (virtual_seq >= p.batch * num_groups(p)) return nullptr;
+    return global_pointer<const int>(p.seq_lens) + quotient(virtual_seq, num_groups(p));
+}
+
+/// Tokens of this lane's sequence, of that length.
+DEVICE int few_tokens(const DecodeParams& p, int length) {
+    return visible_tokens(p, usable_length(p, length), last_token(p, thread_index() & (few_width(p) - 1)));
 }
 
 /// A sequence among the pieces of all: `count` of them from `first` on.
@@ -246,7 +256,8 @@ DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
         return {begin[0], begin[1] - begin[0]};
     }
     if (p.schedule_kind == OWN) {
-        FewPieces pieces = few_pieces(p, few_tokens(p), -1, virtual_seq);
+        const int GLOBAL* length_at = few_length(p);
+        FewPieces pieces = few_pieces(p, few_tokens(p, length_at ? load_now(length_at) : 0), -1, virtual_seq);
         return {pieces.first, pieces.count > 1 ? pieces.count : 0};
     }
     int tokens = extent(p, virtual_seq);

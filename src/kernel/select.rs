@@ -199,7 +199,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
     let own =
         |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
-    let few = select_few::split(rows, base, arch).filter(own);
+    let few = select_few::split(shape, rows, base, arch).filter(own);
     let tuned = few.or_else(|| select_sm90::split(shape, rows, base, arch));
     let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
     let split = tuned.or_else(|| fitting.filter_map(|form| fit(form, base, arch, limit)).next());

@@ -1,6 +1,6 @@
 //! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
 
-use super::Variant;
+use super::{Variant, select};
 use crate::backend::DecodeShape;
 
 /// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
@@ -8,6 +8,8 @@ pub(super) const FORM: u32 = 3;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
+/// Most sequences of up to 16 rows that it serves whatever their length.
+const MAX_LONG: usize = 4;
 /// Pieces per sequence from which on it does not matter that the last one may be short.
 const MIN_PIECES: usize = 4;
 /// Tokens of a tile.
@@ -23,9 +25,15 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
 }
 
 /// The form's variant for groups of `rows` rows, if it is to serve the problem.
-pub(super) fn split(rows: usize, base: Variant, arch: &str) -> Option<Variant> {
-    (arch == "sm_90a" && rows <= 128 && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512)
-        .then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+    // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
+    let tokens = shape.batch.saturating_mul(shape.max_seq_len);
+    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
+    (serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+}
+
+fn serves(base: &Variant, arch: &str) -> bool {
+    arch == "sm_90a" && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512
 }
 
 fn variant(base: Variant, block_rows: u32) -> Variant {
@@ -34,7 +42,7 @@ fn variant(base: Variant, block_rows: u32) -> Variant {
 
 /// The variants that [`split`] can give for these types and widths.
 pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
-    [16, 128].into_iter().filter_map(|rows| split(rows, base, arch)).collect()
+    if serves(&base, arch) { vec![variant(base, 16), variant(base, 32)] } else { Vec::new() }
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
