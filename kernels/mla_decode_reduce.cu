@@ -67,7 +67,7 @@ DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, in
     }
 }
 
-KERNEL_BESIDE(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
+KERNEL_BESIDE(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     int column_blocks = divide_up(p.kv_lora_rank, COLUMNS);
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);

@@ -11,7 +11,7 @@
 // While a tile is worked on the next one is on its way. Keys are loaded in sixteens: a piece may be that short.
 //
 // Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
-// asks for its first tile. Afterwards they only need to be looked at once more: most often they are still the same.
+// asks for its first tile to come near. Afterwards they only need to be looked at once more: most often they are the same.
 
 constexpr int TILE = 64;  // tokens; TILE_TOKENS is the unit in which sequences are cut
 constexpr int SLOTS = 2;
@@ -102,12 +102,13 @@ struct Loader {
         }
     }
 
-    /// Starts to copy the tile's tokens in [first, last). Those past the piece's end become zeros: what lies in unused cache
+    /// Starts to copy the tile's tokens, whole sixteens of them. Those past the piece's end become zeros: what lies in unused cache
     /// slots, NaN included, is never read.
-    DEVICE void copy(uint16 SHARED* tile, int first, int last) const {
+    DEVICE void copy(uint16 SHARED* tile) const {
+        int rows = (smaller(end - token, TILE) + 15) / 16 * 16;
         UNROLL for (int i = 0; i < PASSES; i++) {
             int row = thread_index() / LANES + i * ROWS;
-            if (token + row < first || token + row >= last) continue;
+            if (row >= rows) continue;
             uint16 SHARED* to = tile + row * ROW_STRIDE + thread_index() % LANES * 8;
             UNROLL for (int word = 0; word < LATENT_WORDS * 8; word += LANES * 8) copy16_async(to + word, latent[i] + word, valid[i]);
             UNROLL for (int word = 0; word < ROPE_WORDS * 8; word += LANES * 8) {
@@ -125,9 +126,6 @@ struct Loader {
             if (ROPE_DIM > 0 && lane == 0) fetch_near(rope[i]);
         }
     }
-
-    /// End of the sixteens that hold the tile's tokens.
-    DEVICE int padded_end() const { return token + (smaller(end - token, TILE) + 15) / 16 * 16; }
 };
 
 /// Loads the block's query rows; those that do not exist become zeros.
@@ -330,7 +328,6 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     OwnPiece piece;
     Loader loader;
     Softmax softmax;
-    int settled = 0;  // end of the tokens that are copied before the wait
     bool waited = false;
     const int GLOBAL* length_at = few_length(p);
     int length = length_at ? load_now(length_at) : 0;
@@ -340,19 +337,15 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
         softmax.start(p, piece, first_row + row);
         loader.locate(p);
         if (!waited) {
-            if (p.early_fetch) {
-                settled = sequence_length(p, quotient(piece.seq, num_groups(p))) - p.query_len;
-                loader.copy(tiles, 0, smaller(settled, loader.padded_end()));
-            } else {
-                loader.fetch();
-            }
+            loader.fetch();
             grid_dependency_wait();
             grid_dependency_launch();
             waited = true;
         }
         int now = length_at ? load_now(length_at) : 0;
+        bool moved = loader.moved();
         if (piece.begin < piece.end) load_queries(p, queries, piece.seq, first_row);
-        if (!barrier_any(now != length || loader.moved())) break;
+        if (!barrier_any(now != length || moved)) break;
         length = now;
         copy_commit();
         copy_wait<0>();
@@ -364,11 +357,10 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int token = piece.begin - SLOTS * TILE;  // of the tile whose place is filled next
     NO_UNROLL while (true) {
         if (loader.token > piece.begin && loader.token < piece.end) loader.locate(p);
-        loader.copy(tiles + slot * TILE_ELEMS, settled, loader.padded_end());
+        loader.copy(tiles + slot * TILE_ELEMS);
         copy_commit();
         token += TILE;
         slot ^= 1;
-        settled = 0;
         loader.token += TILE;
         if (loader.token < piece.end) loader.turn(p, piece, loader.token);
         if (token < piece.begin) {

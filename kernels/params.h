@@ -8,7 +8,7 @@ struct DecodeParams {
     int batch, query_len, query_group, num_heads, kv_lora_rank, rope_dim, page_size, table_width, causal;
     int schedule_kind, num_kv_splits, split_tokens, num_parts, tile_tokens;
     float sm_scale, softcap, kv_scale;
-    int fixed_cost, early_fetch, num_groups;
+    int fixed_cost, num_groups, reserved;
 };
 static_assert(sizeof(DecodeParams) == 272, "as in params.rs");
 

@@ -164,11 +164,11 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
 }
 
-// Few sequences, at most FEW virtual ones, are cut by every block for itself (schedule OWN), one lane a sequence: into pieces of
-// as many units of `tile_tokens`, a power of two, as leave at most `num_parts` pieces wherever the sequences end. As long as
-// pieces are shorter than FULL_TOKENS, half as many will do: they cost stage 1 little more, and stage 2 less.
-constexpr int FEW = 8;
-constexpr int FULL_TOKENS = 32;
+// Few sequences are cut by every block for itself (schedule OWN), one lane a sequence: into pieces of
+// as many units of `tile_tokens`, a power of two, as leave at most `num_parts` pieces wherever the sequences end. There are more
+// than FULL_PIECES only once they are FULL_TOKENS long: shorter ones would cost stage 2 more than they win.
+constexpr int FULL_PIECES = 64;
+constexpr int FULL_TOKENS = 64;
 
 /// Lanes that share out the sequences.
 DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
@@ -201,7 +201,7 @@ DEVICE FewPieces few_pieces(const DecodeParams& p, int tokens, int item, int seq
     int most = p.num_parts - p.batch * num_groups(p);
     int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
     int limit = larger(quotient_up(all, most), 1);
-    if (limit < full) limit = smaller(full, larger(quotient_up(all, (most + 1) / 2), 1));
+    if (limit < full) limit = larger(limit, smaller(full, quotient_up(all, FULL_PIECES)));
     int count = quotient_up(units, limit);
     int end = count;
     NO_UNROLL for (int delta = 1; delta < width; delta *= 2) {

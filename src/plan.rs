@@ -470,6 +470,46 @@ mod tests {
         assert!(shape.bytes().is_err());
     }
 
+    /// Kernels that find their pieces by themselves, or not, for groups of 16 rows.
+    fn kernels(own_pieces: bool) -> DecodeKernels {
+        use crate::kernel::{Entry, Variant};
+        let variant = |entry| Variant { block_rows: 16, ..Variant::simple(entry, crate::DType::BF16) };
+        DecodeKernels {
+            split: variant(Entry::DecodeSplit),
+            reduce: variant(Entry::DecodeReduce),
+            plan: variant(Entry::Plan),
+            query_group: 1,
+            blocks_per_unit: 1,
+            split_shared_bytes: 0,
+            own_pieces,
+            partial_dtype: crate::DType::BF16,
+            reduce_rows: 1,
+            reduce_columns: 512,
+            row_alignment: 16,
+            max_query_len: 1,
+        }
+    }
+
+    #[test]
+    fn a_plan_for_few_sequences_is_as_fine_for_short_ones_as_for_long_ones() {
+        use crate::backend::Backend;
+        let host = crate::Host::with_threads(1);
+        let device = DeviceInfo { num_compute_units: 132, ..host.device().clone() };
+        let plan = |batch, max_seq_len, own_pieces| {
+            let shape = PlanShape { batch, query_len: 1, num_heads: 16, kv_lora_rank: 512, max_seq_len };
+            DecodePlan::new(shape, SplitPolicy::Auto, &kernels(own_pieces), &device).expect("plan")
+        };
+        for max_seq_len in [64, 4096, 131_072] {
+            let own = plan(1, max_seq_len, true);
+            assert_eq!((own.schedule, own.num_parts, own.num_slots), (ScheduleKind::Own, 132, 132));
+            assert_eq!((own.schedule_bytes, own.partial_out_bytes), (0, 132 * 16 * 512 * 2));
+            assert!(plan(1, max_seq_len, false).num_kv_splits >= 132);
+            assert!(plan(4, max_seq_len, false).num_kv_splits >= 33);
+        }
+        let many = plan(64, 4096, false);
+        assert_eq!((many.schedule, many.num_kv_splits), (ScheduleKind::Balanced, num_kv_splits(4096, 132)));
+    }
+
     #[test]
     fn sequences_stay_whole_where_that_costs_little() {
         assert_eq!(cut(132, &[64; 128]), (0, 64), "a sequence per part");

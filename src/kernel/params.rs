@@ -115,11 +115,10 @@ pub struct DecodeParams {
     pub kv_scale: f32,
     /// What starting a sequence costs, in tiles: the plan kernel's `c0`.
     pub fixed_cost: i32,
-    /// 1 if lengths, page ids and all cached tokens but the last `query_len` of each sequence may be read before what was
-    /// enqueued earlier has ended.
-    pub early_fetch: i32,
     /// Groups per sequence.
     pub num_groups: i32,
+    /// Zero.
+    pub reserved: i32,
 }
 
 /// Layout of the bytes of a cache row.

@@ -54,3 +54,43 @@ pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
     let tiles = variant.stages * TILE * row_bytes;
     tiles + rows * row_bytes + depth * rows * score_stride * 4 + rows * score_stride * 2 + 2 * rows * 4
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::Entry;
+    use super::*;
+    use crate::tensor::DType;
+
+    const ONE: DecodeShape = DecodeShape {
+        q_dtype: DType::BF16,
+        kv_dtype: DType::BF16,
+        num_heads: 16,
+        query_len: 1,
+        kv_lora_rank: 512,
+        rope_dim: 64,
+        page_size: 64,
+        batch: 1,
+        max_seq_len: 4096,
+        free_splits: true,
+    };
+
+    #[test]
+    fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let rows_of = |shape: &DecodeShape, rows| split(shape, rows, base, "sm_90a").map(|variant| variant.block_rows);
+        let long = DecodeShape { max_seq_len: 131_072, ..ONE };
+        assert_eq!([rows_of(&ONE, 16), rows_of(&long, 16), rows_of(&ONE, 128)], [Some(16), Some(16), Some(32)]);
+        assert_eq!([rows_of(&long, 17), rows_of(&ONE, 129)], [None, None]);
+        assert_eq!(rows_of(&DecodeShape { batch: 5, ..ONE }, 16), None);
+        assert!(split(&ONE, 16, base, "sm_80").is_none());
+        assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
+    }
+
+    #[test]
+    fn blocks_find_their_pieces_where_there_are_many_to_a_sequence_and_the_policy_leaves_it_open() {
+        assert!(own_pieces(&ONE, 1, 1, 132) && own_pieces(&ONE, 8, 4, 132));
+        assert!(!own_pieces(&ONE, 9, 1, 132) && !own_pieces(&ONE, 8, 8, 132));
+        assert!(!own_pieces(&DecodeShape { free_splits: false, ..ONE }, 1, 1, 132));
+        assert!(!own_pieces(&ONE, 0, 1, 132), "an empty batch");
+    }
+}

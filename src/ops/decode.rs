@@ -227,7 +227,8 @@ impl<B: Backend> MlaDecode<B> {
 
     /// The fields that plan, configuration and workspace give.
     fn base_params(&self, plan: &Plan<B>, workspace: &mut Workspace<B>, causal: bool) -> Result<DecodeParams> {
-        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, .. } = plan.decode;
+        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
+            plan.decode;
         let [table, partial_out, partial_lse] = workspace.views(0, &plan.decode.workspace_views())?;
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
@@ -251,7 +252,7 @@ impl<B: Backend> MlaDecode<B> {
             softcap: self.config.softcap,
             kv_scale: 1.0,
             fixed_cost: FIXED_COST,
-            num_groups: check::int("query_len", plan.decode.num_groups)?,
+            num_groups: check::int("query_len", num_groups)?,
             ..bytemuck::Zeroable::zeroed()
         })
     }
