@@ -116,6 +116,7 @@ mod tests {
             batch: 16,
             max_seq_len: 4096,
             portable: false,
+            free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
