@@ -72,18 +72,8 @@ DEVICE float lanes_sum(float value) {
 /// Four 8-bit floats of KV_DTYPE as two pairs of Q_DTYPE, exactly, NaN included. Where the device has no instruction for
 /// it the bits are moved to where the wider type has them, and a power of two makes up for the difference of the exponent biases.
 DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
-    if constexpr (CONVERTS_E4M3 && KV_DTYPE == FP8_E4M3) {
-        e4m3x4_to_f16(bytes, first, second);
-        if constexpr (Q_IS_BF16) {
-            float low, high;
-            unpack_f16(first, low, high);
-            first = pack_bf16(low, high);
-            unpack_f16(second, low, high);
-            second = pack_bf16(low, high);
-        }
-        return;
-    }
     constexpr bool fnuz = KV_DTYPE == FP8_E4M3FNUZ;
+    if constexpr (fnuz ? WIDENS_E4M3FNUZ : WIDENS_E4M3) return widen_by_device<Q_IS_BF16>(bytes, first, second);
     uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
     UNROLL for (int i = 0; i < 2; i++) {
         uint32 sign = half[i] & 0x80008000u;

@@ -139,15 +139,24 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     high = f16_to_float((uint16)(packed >> 16));
 }
 
-/// Whether the device converts e4m3 itself; if not, the function below is never called.
-constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;
+/// Which 8-bit floats the device widens itself; the function below is called for no others.
+constexpr bool WIDENS_E4M3 = __CUDA_ARCH__ >= 890;
+constexpr bool WIDENS_E4M3FNUZ = false;
 
-/// Four e4m3 as two pairs of f16, exactly.
-DEVICE void e4m3x4_to_f16(uint32 bytes, uint32& first, uint32& second) {
+/// Four 8-bit floats as two pairs of bf16 or f16, exactly.
+template <bool bf16>
+DEVICE void widen_by_device(uint32 bytes, uint32& first, uint32& second) {
 #if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }"
         : "=r"(first), "=r"(second)
         : "r"(bytes));
+    if constexpr (bf16) {
+        float low, high;
+        unpack_f16(first, low, high);
+        first = pack_bf16(low, high);
+        unpack_f16(second, low, high);
+        second = pack_bf16(low, high);
+    }
 #endif
 }
 

@@ -131,8 +131,32 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     high = f16_to_float((uint16)(packed >> 16));
 }
 
-constexpr bool CONVERTS_E4M3 = false;
-DEVICE void e4m3x4_to_f16(uint32, uint32&, uint32&) {}
+#if defined(__gfx942__)
+constexpr bool WIDENS_E4M3 = false;
+constexpr bool WIDENS_E4M3FNUZ = true;
+#elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+constexpr bool WIDENS_E4M3 = true;
+constexpr bool WIDENS_E4M3FNUZ = false;
+#else
+constexpr bool WIDENS_E4M3 = false;
+constexpr bool WIDENS_E4M3FNUZ = false;
+#endif
+
+template <bool bf16>
+DEVICE void widen_by_device(uint32 bytes, uint32& first, uint32& second) {
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+    auto low = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, false);
+    auto high = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, true);
+    if constexpr (bf16) {
+        // Three bits of mantissa: all that is not zero lies in a float's high half.
+        first = __builtin_amdgcn_perm(float_bits(low[1]), float_bits(low[0]), 0x07060302u);
+        second = __builtin_amdgcn_perm(float_bits(high[1]), float_bits(high[0]), 0x07060302u);
+    } else {
+        first = pack_f16(low[0], low[1]);
+        second = pack_f16(high[0], high[1]);
+    }
+#endif
+}
 
 DEVICE uint32 multiply_bf16x2(uint32 a, uint32 b) {
     // Exact products fit bf16, so their low halves are zero.
