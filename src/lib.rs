@@ -3,7 +3,13 @@
 
 pub mod backend;
 pub mod batch;
+#[cfg(feature = "capi")]
+#[cfg_attr(docsrs, doc(cfg(feature = "capi")))]
+pub mod capi;
 pub mod config;
+#[cfg(feature = "dlpack")]
+#[cfg_attr(docsrs, doc(cfg(feature = "dlpack")))]
+pub mod dlpack;
 pub mod error;
 pub mod fp8;
 pub mod graph;

@@ -16,6 +16,7 @@ mod inventory;
 mod load;
 pub mod params;
 pub mod select;
+mod select_cdna;
 mod select_sm90;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;

@@ -47,6 +47,11 @@ impl<B: Backend> Step<'_, B> {
         self.plan.decode.shape.query_len
     }
 
+    /// The attention layers.
+    pub fn layer(&self) -> &MlaDecode<B> {
+        self.decode
+    }
+
     /// The stream that everything must be enqueued on.
     pub fn stream(&self) -> &Stream<B> {
         self.stream
