@@ -4,7 +4,7 @@
 // one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 // One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL(threads) KERNEL_OF(threads, 1)
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define CONSTANT constexpr __host__ __device__
@@ -87,6 +87,16 @@ DEVICE float bits_float(uint32 x) { return __uint_as_float(x); }
 /// The larger value; a NaN gives way to the other.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
 
+/// The value in device memory as of now, past what this unit may remember of it.
+DEVICE int load_now(const int GLOBAL* from) {
+    int value;
+    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(from));
+    return value;
+}
+
+/// Asks for the 128 bytes at an address, to be near when they are loaded.
+DEVICE void fetch_near(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
+
 /// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
 #if __CUDA_ARCH__ >= 800
@@ -147,24 +157,19 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     high = f16_to_float((uint16)(packed >> 16));
 }
 
-/// Which 8-bit floats the device widens itself; the function below is called for no others.
-constexpr bool WIDENS_E4M3 = __CUDA_ARCH__ >= 890;
-constexpr bool WIDENS_E4M3FNUZ = false;
+/// Whether the device converts e4m3 and e4m3fnuz to floats; for those that do not, the function below is never called.
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+DEVICE void fp8x4_to_float(uint32, float (&)[4]) {}
 
-/// Four 8-bit floats as two pairs of bf16 or f16, exactly.
-template <bool bf16>
-DEVICE void widen_by_device(uint32 bytes, uint32& first, uint32& second) {
+/// Whether the device converts e4m3 itself; if not, the function below is never called.
+constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;
+
+/// Four e4m3 as two pairs of f16, exactly.
+DEVICE void e4m3x4_to_f16(uint32 bytes, uint32& first, uint32& second) {
 #if __CUDA_ARCH__ >= 890
     asm("{ .reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h; }"
         : "=r"(first), "=r"(second)
         : "r"(bytes));
-    if constexpr (bf16) {
-        float low, high;
-        unpack_f16(first, low, high);
-        first = pack_bf16(low, high);
-        unpack_f16(second, low, high);
-        second = pack_bf16(low, high);
-    }
 #endif
 }
 

@@ -46,6 +46,8 @@ DEVICE void wave_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
 
 /// Two barriers apart at least from the next call.
@@ -105,6 +107,10 @@ DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 
+// Kernels do not overlap, so there is nothing that could be out of date, and nothing to be early for.
+DEVICE int load_now(const int GLOBAL* from) { return *from; }
+DEVICE void fetch_near(const void GLOBAL*) {}
+
 /// Loads and stores at once: there is no copy past the registers that serves every architecture.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
     typedef uint32 Vector __attribute__((ext_vector_type(4)));
@@ -150,31 +156,27 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
 }
 
 #if defined(__gfx942__)
-constexpr bool WIDENS_E4M3 = false;
-constexpr bool WIDENS_E4M3FNUZ = true;
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = true;
 #elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
-constexpr bool WIDENS_E4M3 = true;
-constexpr bool WIDENS_E4M3FNUZ = false;
+constexpr bool EXPANDS_E4M3 = true, EXPANDS_E4M3FNUZ = false;
 #else
-constexpr bool WIDENS_E4M3 = false;
-constexpr bool WIDENS_E4M3FNUZ = false;
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
 #endif
 
-template <bool bf16>
-DEVICE void widen_by_device(uint32 bytes, uint32& first, uint32& second) {
+/// Four 8-bit floats, of whichever kind the device has, as floats.
+DEVICE void fp8x4_to_float(uint32 bytes, float (&value)[4]) {
 #if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
     auto low = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, false);
     auto high = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, true);
-    if constexpr (bf16) {
-        // Three bits of mantissa: all that is not zero lies in a float's high half.
-        first = __builtin_amdgcn_perm(float_bits(low[1]), float_bits(low[0]), 0x07060302u);
-        second = __builtin_amdgcn_perm(float_bits(high[1]), float_bits(high[0]), 0x07060302u);
-    } else {
-        first = pack_f16(low[0], low[1]);
-        second = pack_f16(high[0], high[1]);
-    }
+    value[0] = low[0];
+    value[1] = low[1];
+    value[2] = high[0];
+    value[3] = high[1];
 #endif
 }
+
+constexpr bool CONVERTS_E4M3 = false;
+DEVICE void e4m3x4_to_f16(uint32, uint32&, uint32&) {}
 
 DEVICE uint32 multiply_bf16x2(uint32 a, uint32 b) {
     // Exact products fit bf16, so their low halves are zero.
