@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 export CARGO_TERM_COLOR="${CARGO_TERM_COLOR:-never}"
-ALL=cuda,rocm,cli,capi,dlpack,tracing,profiler
+ALL=cuda,rocm,cli,candle,capi,dlpack,tracing,profiler
 
 say() { printf '\n== %s\n' "$*"; }
 
@@ -86,7 +86,7 @@ job_unit() {
   cargo test --workspace --features "$ALL" --quiet
   say "examples"
   for example in examples/*.rs; do
-    cargo run --quiet --example "$(basename "$example" .rs)"
+    cargo run --quiet --features "$ALL" --example "$(basename "$example" .rs)"
   done
 }
 
