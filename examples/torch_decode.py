@@ -295,12 +295,13 @@ def measure(library, device, on, batch, length, heads, seconds):
     return statistics.median(times) / launches * 1e6
 
 
-def bench(program, points, seconds):
+def bench(program, on, points, seconds):
     """What the program measures at the same points, on the same device."""
     with tempfile.TemporaryDirectory() as folder:
         file = pathlib.Path(folder) / "bench.json"
         names = ", ".join(f"B{b} S{s} H{h} q1" for b, s, h in points)
-        command = [program, "bench", "--backend", "cuda", "--points", names, "--time", str(seconds), "--json", str(file)]
+        backend = "rocm" if on.backend == LW_ROCM else "cuda"
+        command = [program, "bench", "--backend", backend, "--points", names, "--time", str(seconds), "--json", str(file)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
         return [point["us"] for point in json.loads(file.read_text())["points"]]
 
@@ -339,7 +340,7 @@ def main():
     issue_time(library, device, on)
     points = [tuple(map(int, point.split(":"))) for point in options.points.split(",")]
     ours = [measure(library, device, on, *point, options.time) for point in points]
-    theirs = bench(options.bench, points, options.time) if options.bench else [None] * len(points)
+    theirs = bench(options.bench, on, points, options.time) if options.bench else [None] * len(points)
     for (batch, length, heads), us, program in zip(points, ours, theirs):
         beside = f", latentwave bench {program:.1f} us: {(us / program - 1) * 100:+.1f} %" if program else ""
         print(f"B{batch} S{length} H{heads} q1: {us:.1f} us a layer from torch{beside}")

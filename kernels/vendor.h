@@ -147,6 +147,10 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     high = f16_to_float((uint16)(packed >> 16));
 }
 
+/// Whether the device converts e4m3 and e4m3fnuz to floats; for those that do not, the function below is never called.
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+DEVICE void fp8x4_to_float(uint32, float (&)[4]) {}
+
 /// Whether the device converts e4m3 itself; if not, the function below is never called.
 constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;
 

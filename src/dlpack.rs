@@ -111,24 +111,23 @@ pub struct DLManagedTensorVersioned {
     pub dl_tensor: DLTensor,
 }
 
+/// How a managed tensor is given back.
+type Deleter<M> = unsafe extern "C" fn(*mut M);
+
 mod sealed {
-    use super::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, VERSION};
     use std::ffi::c_void;
+
+    use super::{DLManagedTensor, DLManagedTensorVersioned, DLPackVersion, DLTensor, Deleter, VERSION};
 
     /// What both kinds of managed tensor have.
     pub trait Sealed: Sized + 'static {
-        type Deleter: Copy;
-        fn new(tensor: DLTensor, context: *mut c_void, deleter: unsafe extern "C" fn(*mut Self)) -> Self;
+        fn new(tensor: DLTensor, context: *mut c_void, deleter: Deleter<Self>) -> Self;
         fn version(&self) -> DLPackVersion;
-        fn tensor(&self) -> &DLTensor;
-        fn deleter(&self) -> Option<unsafe extern "C" fn(*mut Self)>;
-        fn context(&self) -> *mut c_void;
+        fn parts(&self) -> (DLTensor, *mut c_void, Option<Deleter<Self>>);
     }
 
     impl Sealed for DLManagedTensor {
-        type Deleter = unsafe extern "C" fn(*mut Self);
-
-        fn new(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Self::Deleter) -> Self {
+        fn new(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self {
             Self { dl_tensor, manager_ctx, deleter: Some(deleter) }
         }
 
@@ -136,23 +135,13 @@ mod sealed {
             VERSION
         }
 
-        fn tensor(&self) -> &DLTensor {
-            &self.dl_tensor
-        }
-
-        fn deleter(&self) -> Option<Self::Deleter> {
-            self.deleter
-        }
-
-        fn context(&self) -> *mut c_void {
-            self.manager_ctx
+        fn parts(&self) -> (DLTensor, *mut c_void, Option<Deleter<Self>>) {
+            (self.dl_tensor, self.manager_ctx, self.deleter)
         }
     }
 
     impl Sealed for DLManagedTensorVersioned {
-        type Deleter = unsafe extern "C" fn(*mut Self);
-
-        fn new(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Self::Deleter) -> Self {
+        fn new(dl_tensor: DLTensor, manager_ctx: *mut c_void, deleter: Deleter<Self>) -> Self {
             Self { version: VERSION, manager_ctx, deleter: Some(deleter), flags: 0, dl_tensor }
         }
 
@@ -160,16 +149,8 @@ mod sealed {
             self.version
         }
 
-        fn tensor(&self) -> &DLTensor {
-            &self.dl_tensor
-        }
-
-        fn deleter(&self) -> Option<Self::Deleter> {
-            self.deleter
-        }
-
-        fn context(&self) -> *mut c_void {
-            self.manager_ctx
+        fn parts(&self) -> (DLTensor, *mut c_void, Option<Deleter<Self>>) {
+            (self.dl_tensor, self.manager_ctx, self.deleter)
         }
     }
 }
@@ -213,7 +194,8 @@ impl<M: Managed> Drop for Foreign<M> {
     fn drop(&mut self) {
         // SAFETY: it was taken over by `from_dlpack`, whose caller promised that it can be given back once.
         unsafe {
-            if let Some(delete) = self.0.as_ref().deleter() {
+            let (.., deleter) = self.0.as_ref().parts();
+            if let Some(delete) = deleter {
                 delete(self.0.as_ptr());
             }
         }
@@ -230,7 +212,10 @@ struct Exported<B: Backend, M: Managed> {
 
 unsafe extern "C" fn delete<B: Backend, M: Managed>(managed: *mut M) {
     // SAFETY: `to_dlpack` made both, and a deleter is called once.
-    drop(unsafe { Box::from_raw((*managed).context().cast::<Exported<B, M>>()) });
+    drop(unsafe {
+        let (_, context, _) = (*managed).parts();
+        Box::from_raw(context.cast::<Exported<B, M>>())
+    });
 }
 
 fn host_size(arg: &'static str, value: i64) -> Result<usize> {
@@ -241,8 +226,8 @@ impl<B: Backend> Tensor<B> {
     /// Takes over another library's tensor, whatever comes of it: where this fails, it has been given back. Nothing is copied.
     ///
     /// # Errors
-    /// [`Error::Argument`] for another major version, another device, more than four dimensions, negative strides, an address that is
-    /// not aligned to the element; [`Error::DType`] never: an element type that there is none for here is an [`Error::Argument`], too.
+    /// [`Error::Argument`] for another major version, another device, an element type that there is none for here, more than
+    /// [`MAX_RANK`] dimensions, negative strides, and an address that is not aligned to the element.
     ///
     /// # Safety
     /// `managed` is a valid managed tensor that nobody else gives back, and may be given back by any thread. One that is marked
@@ -258,7 +243,7 @@ impl<B: Backend> Tensor<B> {
                 format!("DLPack {major}.{minor}, where {} is known", VERSION.major),
             ));
         }
-        let &DLTensor { data, device, ndim, dtype, shape, strides, byte_offset } = managed.tensor();
+        let (DLTensor { data, device, ndim, dtype, shape, strides, byte_offset }, ..) = managed.parts();
         let info = backend.device();
         let on_host = B::NAME == "host";
         if !kinds(B::NAME).contains(&device.device_type) || !(on_host || device.device_id as usize == info.index) {

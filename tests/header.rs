@@ -4,7 +4,7 @@
 const HEADER: &str = "include/latentwave.h";
 
 /// In the order in which the header declares them.
-const SOURCES: [&str; 8] = ["status", "device", "args", "decode", "cache", "merge", "session", "step"];
+const SOURCES: [&str; 9] = ["status", "device", "args", "decode", "cache", "merge", "config", "session", "step"];
 
 #[test]
 fn the_header_is_what_cbindgen_makes() {

@@ -46,6 +46,8 @@ DEVICE void wave_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
 
 /// Two barriers apart at least from the next call.
@@ -147,6 +149,26 @@ DEVICE float f16_to_float(uint16 bits) { return (float)__builtin_bit_cast(_Float
 DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     low = f16_to_float((uint16)packed);
     high = f16_to_float((uint16)(packed >> 16));
+}
+
+#if defined(__gfx942__)
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = true;
+#elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+constexpr bool EXPANDS_E4M3 = true, EXPANDS_E4M3FNUZ = false;
+#else
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+#endif
+
+/// Four 8-bit floats, of whichever kind the device has, as floats.
+DEVICE void fp8x4_to_float(uint32 bytes, float (&value)[4]) {
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+    auto low = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, false);
+    auto high = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, true);
+    value[0] = low[0];
+    value[1] = low[1];
+    value[2] = high[0];
+    value[3] = high[1];
+#endif
 }
 
 constexpr bool CONVERTS_E4M3 = false;

@@ -8,6 +8,43 @@
 DEVICE void multiply(Accum& c, const Word2& a, const Word2& b) { mma<Q_IS_BF16>(c, frag_of(a.x, a.y), frag_of(b.x, b.y)); }
 DEVICE void multiply(Accum& c, const Word4& a, const Word4& b) { mma_wide<Q_IS_BF16>(c, {a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}); }
 
+constexpr int ELEM = bytes_of(KV_DTYPE);
+
+/// Words of the cache that are loaded at once.
+template <int count>
+struct Words;
+template <>
+struct Words<1> {
+    uint32 x;
+};
+template <>
+struct Words<2> : Word2 {};
+template <>
+struct Words<4> : Word4 {};
+
+/// Four and eight 8-bit floats as elements of Q_DTYPE.
+DEVICE Words<2> widened(const Words<1>& bytes) {
+    Words<2> to;
+    widen_fp8x4(bytes.x, to.x, to.y);
+    return to;
+}
+DEVICE Words<4> widened(const Words<2>& bytes) {
+    Words<4> to;
+    widen_fp8x4(bytes.x, to.x, to.y);
+    widen_fp8x4(bytes.y, to.z, to.w);
+    return to;
+}
+
+/// Elements of the cache as elements of Q_DTYPE.
+template <int count>
+DEVICE auto operands(const Words<count>& loaded) {
+    if constexpr (ELEM == 2) {
+        return loaded;
+    } else {
+        return widened(loaded);
+    }
+}
+
 DEVICE int lane_row() { return lane_index() % 16; }
 DEVICE int lane_quarter() { return lane_index() / 16; }
 

@@ -20,12 +20,11 @@ constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
 constexpr int CHUNKS = WIDTH / 32;  // of columns that a wave multiplies at once
 constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 1;  // chunks of queries that a lane keeps in shared memory
 constexpr int HELD = CHUNKS - STAGED;             // and in registers
-constexpr int ROPE_LANES = THREADS / TILE_TOKENS;
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
-constexpr int ROPE_COLUMNS = HAS_ROPE ? ROPE_DIM / ROPE_LANES : 2;  // of a lane
+constexpr int ROPE_LANES = 16;  // of a token: the first waves load its rope, four columns a lane
 static_assert(WAVE == 64 && TILE_TOKENS == 16 && WAVE_TILES >= 1 && ROW_TILES % 2 == 0, "waves divide the rows");
 static_assert((LANE_COLUMNS == 4 || LANE_COLUMNS == 8) && WIDTH % 64 == 0, "lanes divide the columns");
-static_assert(bytes_of(KV_DTYPE) == 2, "the cache is multiplied as it is");
+static_assert(ROPE_DIM == ROPE_LANES * 4 || !HAS_ROPE, "lanes divide the rope");
 
 /// Where a token's row is, in bytes; negative if it is not to be read.
 struct alignas(16) Place {
@@ -69,35 +68,26 @@ struct Pages {
     DEVICE void write(const DecodeParams& p, Place SHARED* places) const {
         bool valid = page >= 0 && page < p.num_pages;
         int64 entry = token() % p.page_size;
-        int64 latent = (page * p.kv_stride_page + entry * p.kv_stride_token) * 2;
-        int64 rope = (page * p.rope_stride_page + entry * p.rope_stride_token) * 2;
+        int64 latent = (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM;
+        int64 rope = (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM;
         if (lane_index() < TILE_TOKENS) places[lane_index()] = {valid ? latent : -1, valid ? rope : -1};
     }
 };
 
-/// Words that are loaded and stored at once.
-template <int count>
-struct Words;
-template <>
-struct Words<1> {
-    uint32 x;
-};
-template <>
-struct Words<2> : Word2 {};
-template <>
-struct Words<4> : Word4 {};
-
 /// What a lane loads of a tile: a few columns of four tokens, and of the rope of one.
 struct Slice {
-    Words<LANE_COLUMNS / 2> latent[LANE_TOKENS];
-    Words<ROPE_COLUMNS / 2> rope;
+    using Latent = Words<LANE_COLUMNS * ELEM / 4>;
+    using Rope = Words<ELEM>;
+    Latent latent[LANE_TOKENS];
+    Rope rope;
     bool valid[LANE_TOKENS], rope_valid;
 
     /// First token and column of a thread; token and column of its rope.
     static DEVICE uint32 token(uint32 thread) { return thread % WAVE / 16 * LANE_TOKENS; }
     static DEVICE uint32 column(uint32 thread) { return thread / WAVE * COLUMNS + thread % 16 * LANE_COLUMNS; }
     static DEVICE uint32 rope_token(uint32 thread) { return thread / ROPE_LANES; }
-    static DEVICE uint32 rope_column(uint32 thread) { return thread % ROPE_LANES * ROPE_COLUMNS; }
+    static DEVICE uint32 rope_column(uint32 thread) { return thread % ROPE_LANES * 4; }
+    static DEVICE bool has_rope() { return HAS_ROPE && wave_agrees(wave_index() < TILE_TOKENS * ROPE_LANES / WAVE); }
 
     /// Where the columns of the `t`-th token are in a tile.
     static DEVICE int byte(int t) {
@@ -111,13 +101,14 @@ struct Slice {
             int64 from = places[token(thread) + t].latent;
             valid[t] = from >= 0;
             const uint8 GLOBAL* row = from >= 0 ? global_pointer<const uint8>(p.kv) + from : global_pointer<const uint8>(p.q);
-            latent[t] = *(const Words<LANE_COLUMNS / 2> GLOBAL*)(row + column(thread) * 2);
+            latent[t] = *(const Latent GLOBAL*)(row + column(thread) * ELEM);
         }
-        if (!HAS_ROPE) return;
+        rope_valid = true;
+        if (!has_rope()) return;
         int64 from = places[rope_token(thread)].rope;
         rope_valid = from >= 0;
         const uint8 GLOBAL* row = from >= 0 ? global_pointer<const uint8>(p.k_rope) + from : global_pointer<const uint8>(p.q);
-        rope = *(const Words<ROPE_COLUMNS / 2> GLOBAL*)(row + rope_column(thread) * 2);
+        rope = *(const Rope GLOBAL*)(row + rope_column(thread) * ELEM);
     }
 
     /// Makes zeros of rows that were not read: a weight of zero does not undo a NaN.
@@ -125,16 +116,17 @@ struct Slice {
         UNROLL for (int t = 0; t < LANE_TOKENS; t++) {
             if (!valid[t]) latent[t] = {};
         }
-        if (HAS_ROPE && !rope_valid) rope = {};
+        if (!rope_valid) rope = {};
     }
 
-    DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3] && (!HAS_ROPE || rope_valid); }
+    DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3] && rope_valid; }
 
     DEVICE void store(uint8 SHARED* tile) {
         if (unlikely(wave_any(!all_valid()))) clear_invalid();
-        UNROLL for (int t = 0; t < LANE_TOKENS; t++) *(Words<LANE_COLUMNS / 2> SHARED*)(tile + byte(t)) = latent[t];
+        UNROLL for (int t = 0; t < LANE_TOKENS; t++) *(Words<LANE_COLUMNS / 2> SHARED*)(tile + byte(t)) = operands(latent[t]);
         uint32 thread = unhoisted((uint32)thread_index());
-        if (HAS_ROPE) *(Words<ROPE_COLUMNS / 2> SHARED*)(tile + tile_byte(rope_token(thread), KV_LORA_RANK + rope_column(thread))) = rope;
+        if (!has_rope()) return;
+        *(Words<2> SHARED*)(tile + tile_byte(rope_token(thread), KV_LORA_RANK + rope_column(thread))) = operands(rope);
     }
 };
 

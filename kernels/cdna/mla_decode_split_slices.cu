@@ -17,14 +17,15 @@
 constexpr int WAVES = THREADS / WAVE;
 constexpr int ROW_TILES = BLOCK_ROWS / 16;
 constexpr int TOKENS = TILE_TOKENS / 16;  // of a lane
-constexpr int CHUNK = 32;                 // columns that four lanes load at once
 constexpr int COLUMNS = KV_LORA_RANK / WAVES;
+constexpr int CHUNK = 64 / ELEM;  // columns that four lanes load at once
 constexpr int CHUNKS = COLUMNS / CHUNK;
+constexpr int STEPS = COLUMNS / 32;  // in which they are multiplied, eight columns of a lane
+constexpr int CHUNK_STEPS = CHUNK / 32;
 constexpr int ROPE_COLUMNS = ROPE_DIM / WAVES;
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
 static_assert(WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
 static_assert(ROPE_COLUMNS == 16 || ROPE_COLUMNS == 0, "a step of rope");
-static_assert(bytes_of(KV_DTYPE) == 2, "the cache is multiplied as it is");
 
 // Shared memory: a wave's area holds a chunk on its way between lanes, then its share of the tile's logits. Tiles take turns between
 // two sets of areas, so that a barrier a tile is enough.
@@ -77,10 +78,13 @@ struct Pages {
     }
 };
 
-/// This lane's share of a tile: words of eight columns, of tokens 16 apart.
+/// First column of a step for the first quarter of lanes; those of other quarters follow in whole loads.
+DEVICE int step_column(int step) { return step / CHUNK_STEPS * CHUNK + step % CHUNK_STEPS * 8; }
+
+/// This lane's share of a tile: 16 bytes of every chunk, of tokens 16 apart.
 struct Tile {
-    Word4 latent[CHUNKS][TOKENS];
-    Word2 rope[TOKENS];
+    Words<4> latent[CHUNKS][TOKENS];
+    Words<ELEM> rope[TOKENS];
     bool valid[TOKENS];
 
     /// Where the tokens' rows begin for this lane.
@@ -102,21 +106,21 @@ struct Tile {
             int64 entry = pages.entry(p, t);
             bool valid = page >= 0 && page < p.num_pages;
             rows.valid[t] = valid;
-            rows.latent[t] = valid ? kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * 2 : q;
-            rows.rope[t] = valid ? k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * 2 : q;
-            rows.latent[t] += wave_index() * COLUMNS * 2 + lane / 16 * 16;
-            rows.rope[t] += wave_index() * ROPE_COLUMNS * 2 + lane / 16 * 8;
+            rows.latent[t] = valid ? kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM : q;
+            rows.rope[t] = valid ? k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : q;
+            rows.latent[t] += wave_index() * COLUMNS * ELEM + lane / 16 * 16;
+            rows.rope[t] += wave_index() * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
         }
         return rows;
     }
 
     DEVICE void load_chunk(const Rows& rows, int j) {
-        UNROLL for (int t = 0; t < TOKENS; t++) latent[j][t] = *(const Word4 GLOBAL*)(rows.latent[t] + j * CHUNK * 2);
+        UNROLL for (int t = 0; t < TOKENS; t++) latent[j][t] = *(const Words<4> GLOBAL*)(rows.latent[t] + j * 64);
     }
 
     DEVICE void load_rope(const Rows& rows) {
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            if (HAS_ROPE) rope[t] = *(const Word2 GLOBAL*)rows.rope[t];
+            if (HAS_ROPE) rope[t] = *(const Words<ELEM> GLOBAL*)rows.rope[t];
             valid[t] = rows.valid[t];
         }
     }
@@ -130,12 +134,28 @@ struct Tile {
         }
     }
 
+    /// What a step multiplies.
+    DEVICE void read_step(int step, Word4 (&token)[TOKENS]) const {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            const Words<4>& loaded = latent[step / CHUNK_STEPS][t];
+            if constexpr (ELEM == 2) {
+                token[t] = loaded;
+            } else {
+                token[t] = step % 2 == 0 ? widened(Words<2>{{loaded.x, loaded.y}}) : widened(Words<2>{{loaded.z, loaded.w}});
+            }
+        }
+    }
+
+    DEVICE void read_rope(Word2 (&token)[TOKENS]) const {
+        UNROLL for (int t = 0; t < TOKENS; t++) token[t] = operands(rope[t]);
+    }
+
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
 };
 
 /// Query rows as the lane multiplies them: row `lane_row()` of each row tile.
 struct Queries {
-    Word4 latent[ROW_TILES][CHUNKS];
+    Word4 latent[ROW_TILES][STEPS];
     Word2 rope[ROW_TILES];
 
     DEVICE void read(const DecodeParams& p, int virtual_seq, int first_row) {
@@ -143,9 +163,10 @@ struct Queries {
         UNROLL for (int m = 0; m < ROW_TILES; m++) {
             Row at = row_of(p, virtual_seq, first_row + m * 16 + lane % 16);
             const uint16 GLOBAL* row = query_row(p, at);
-            UNROLL for (int j = 0; j < CHUNKS; j++) {
+            int first = wave_index() * COLUMNS + lane / 16 * CHUNK_STEPS * 8;
+            UNROLL for (int j = 0; j < STEPS; j++) {
                 latent[m][j] = {};
-                if (at.valid) latent[m][j] = *(const Word4 GLOBAL*)(row + wave_index() * COLUMNS + j * CHUNK + lane / 16 * 8);
+                if (at.valid) latent[m][j] = *(const Word4 GLOBAL*)(row + first + step_column(j));
             }
             rope[m] = {};
             if (!HAS_ROPE || !at.valid) continue;
@@ -154,7 +175,7 @@ struct Queries {
     }
 };
 
-/// Values of a chunk: operands of 16 tokens x 16 columns. The `n`-th holds columns 8 (row / 4) + 2 (row % 4) + n of the chunk by the row of
+/// Values of a step: operands of 16 tokens x 16 columns. The `n`-th holds columns 2 (row % 4) + n of lane quarter row / 4, by the row of
 /// the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
 struct Values {
     Word2 step[4][2];
@@ -214,11 +235,11 @@ struct Logits {
 /// Softmax and output of the lane's query row of a row tile.
 struct Rows {
     Softmax softmax;
-    Accum output[CHUNKS][2];
+    Accum output[STEPS][2];
 
     DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
         softmax.start(p, at, row);
-        UNROLL for (int j = 0; j < CHUNKS; j++) output[j][0] = output[j][1] = {};
+        UNROLL for (int j = 0; j < STEPS; j++) output[j][0] = output[j][1] = {};
     }
 
     /// Turns products into weights, of 16 tokens each.
@@ -226,7 +247,7 @@ struct Rows {
         float x[TOKENS][MMA_ELEMS];
         float factor = softmax.push(p, logits, x, token);
         if (unlikely(wave_any(factor != 1.0f))) {
-            UNROLL for (int j = 0; j < CHUNKS; j++) {
+            UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
                     UNROLL for (int i = 0; i < MMA_ELEMS; i++) output[j][n].value[i] *= factor;
                 }
@@ -240,12 +261,12 @@ struct Rows {
         float scale = softmax.finish(p, virtual_seq, row, slot, wave_index() == 0);
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
-        uint16 GLOBAL* to = result_row(p, of, slot, row) + unhoisted(wave_index() * COLUMNS + lane_quarter() * 8);
-        UNROLL for (int j = 0; j < CHUNKS; j++) {
+        uint16 GLOBAL* to = result_row(p, of, slot, row) + unhoisted(wave_index() * COLUMNS + lane_quarter() * CHUNK_STEPS * 8);
+        UNROLL for (int j = 0; j < STEPS; j++) {
             const float (&even)[MMA_ELEMS] = output[j][0].value;
             const float (&odd)[MMA_ELEMS] = output[j][1].value;
-            store_columns(to + j * CHUNK, even[0], odd[0], even[1], odd[1], scale);
-            store_columns(to + j * CHUNK + 4, even[2], odd[2], even[3], odd[3], scale);
+            store_columns(to + step_column(j), even[0], odd[0], even[1], odd[1], scale);
+            store_columns(to + step_column(j) + 4, even[2], odd[2], even[3], odd[3], scale);
         }
     }
 };
@@ -289,13 +310,17 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
         Tile::Rows next = Tile::rows(p, pages);
         pages.advance(p, part);
         Logits logits = {};
-        Values values[CHUNKS];
-        UNROLL for (int m = 0; m < ROW_TILES && HAS_ROPE; m++) logits.push(m, tile.rope, queries.rope[m]);
+        Values values[STEPS];
+        Word4 token[TOKENS];
+        Word2 rope[TOKENS];
+        tile.read_rope(rope);
+        UNROLL for (int m = 0; m < ROW_TILES && HAS_ROPE; m++) logits.push(m, rope, queries.rope[m]);
         tile.load_rope(next);
-        UNROLL for (int j = 0; j < CHUNKS; j++) {
-            UNROLL for (int m = 0; m < ROW_TILES; m++) logits.push(m, tile.latent[j], queries.latent[m][j]);
-            values[j].exchange(tile.latent[j], area);
-            tile.load_chunk(next, j);
+        UNROLL for (int j = 0; j < STEPS; j++) {
+            tile.read_step(j, token);
+            UNROLL for (int m = 0; m < ROW_TILES; m++) logits.push(m, token, queries.latent[m][j]);
+            values[j].exchange(token, area);
+            if (j % CHUNK_STEPS == CHUNK_STEPS - 1) tile.load_chunk(next, j / CHUNK_STEPS);
         }
         logits.gather(set);
 
@@ -303,7 +328,7 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
             Word2 weights[4];
             rows[m].push(p, logits.sum[m], weights, at.token);
             UNROLL for (int u = 0; u < 4; u++) {
-                UNROLL for (int j = 0; j < CHUNKS; j++) {
+                UNROLL for (int j = 0; j < STEPS; j++) {
                     UNROLL for (int n = 0; n < 2; n++) multiply(rows[m].output[j][n], values[j].step[u][n], weights[u]);
                 }
             }

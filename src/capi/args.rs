@@ -111,6 +111,14 @@ pub(super) use block;
 /// No structure of any version is larger: a size beyond is one that was not set.
 const LARGEST: usize = 4096;
 
+/// Gives an argument's error the name that C knows the argument by.
+pub(super) fn naming(arg: &'static str) -> impl FnOnce(Error) -> Error {
+    move |error| match error {
+        Error::Argument { problem, .. } => Error::Argument { arg, problem },
+        other => other,
+    }
+}
+
 fn null(arg: &'static str) -> Error {
     Error::argument(arg, "NULL")
 }
@@ -178,6 +186,22 @@ pub(super) unsafe fn out_block<T: Block>(arg: &'static str, pointer: *mut T, val
     Ok(())
 }
 
+/// A caller's array on the host.
+///
+/// # Safety
+/// `pointer` is NULL or has `len` elements, which stay as they are for as long as the result is used.
+pub(super) unsafe fn array<'a, T>(arg: &'static str, pointer: *const T, len: usize) -> Result<&'a [T]> {
+    if len == 0 {
+        return Ok(&[]);
+    }
+    let pointer = out_pointer(arg, pointer.cast_mut())?;
+    if len > isize::MAX as usize / size_of::<T>() {
+        return Err(Error::argument(arg, format!("{len} elements overflow")));
+    }
+    // SAFETY: the caller's promise; not NULL, aligned, and of a length that can be.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.as_ptr(), len) })
+}
+
 /// A count or an extent.
 pub(super) fn size(arg: &'static str, value: i64) -> Result<usize> {
     usize::try_from(value).map_err(|_| Error::argument(arg, format!("{value}: negative")))
@@ -239,11 +263,7 @@ pub(super) unsafe fn tensor<B: Backend>(
         return Err(null(arg));
     }
     // SAFETY: the caller's promise.
-    let made = unsafe { Tensor::from_raw(pointer.addr() as u64, dtype, extents, steps) };
-    made.map_err(|error| match error {
-        Error::Argument { problem, .. } => Error::Argument { arg, problem },
-        other => other,
-    })
+    unsafe { Tensor::from_raw(pointer.addr() as u64, dtype, extents, steps) }.map_err(naming(arg))
 }
 
 /// A layer, checked.

@@ -8,7 +8,6 @@ use super::status::{guard, lw_status};
 use crate::backend::GraphBackend;
 use crate::error::Result;
 use crate::ops::{CacheWrite, gather_cache, write_cache};
-use crate::stream::Stream;
 use crate::tensor::DType;
 
 /// New rows for a layer's cache. Clear it, then fill it in.
@@ -82,7 +81,7 @@ unsafe fn write<B: GraphBackend>(opened: &Opened<B>, args: &lw_cache_write_args,
     // SAFETY: the caller's promises.
     let (stream, slots, cache) = unsafe {
         (
-            Stream::visit(&opened.backend, stream.addr() as u64)?,
+            opened.stream(stream)?,
             tensor("slot_mapping", args.slot_mapping.cast(), DType::I64, &[args.num_tokens], &[])?,
             args.cache.pages(&layer.config, layer.kv_dtype)?,
         )
@@ -101,7 +100,7 @@ unsafe fn gather<B: GraphBackend>(opened: &Opened<B>, args: &lw_cache_gather_arg
     let (stream, cache, table, cu_seq_lens, seq_starts, mut out) = unsafe {
         let table = args.block_table.cast();
         (
-            Stream::visit(&opened.backend, stream.addr() as u64)?,
+            opened.stream(stream)?,
             args.cache.pages(&config, layer.kv_dtype)?,
             tensor("block_table", table, DType::I32, &[args.batch, args.table_width], &[args.table_stride])?,
             tensor("cu_seq_lens", args.cu_seq_lens.cast(), DType::I32, &[batch_and_end], &[])?,

@@ -10,7 +10,6 @@ use super::status::{guard, lw_status};
 use crate::backend::GraphBackend;
 use crate::error::{Error, Result};
 use crate::ops::{DecodeArgs, MlaDecode, Plan, Scratch};
-use crate::stream::Stream;
 use crate::tensor::DType;
 use crate::workspace::{ALIGNMENT, layout};
 
@@ -185,12 +184,8 @@ unsafe fn enqueue<B: GraphBackend>(
     let table_width = size("table_width", args.table_width)?;
     let lens = args.seq_lens.cast();
     // SAFETY: the caller's promises.
-    let (stream, seq_lens) = unsafe {
-        (
-            Stream::visit(&opened.backend, stream.addr() as u64)?,
-            tensor("seq_lens", lens, DType::I32, &[args.batch], &[])?,
-        )
-    };
+    let (stream, seq_lens) =
+        unsafe { (opened.stream(stream)?, tensor("seq_lens", lens, DType::I32, &[args.batch], &[])?) };
     let mut step = decode.step(&stream, plan, scratch, &seq_lens, table_width, causal)?;
     if part == Part::Schedule {
         return step.cut(&seq_lens);

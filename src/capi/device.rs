@@ -1,13 +1,14 @@
 //! Devices: opened by backend and index, described, closed.
 
-use std::ffi::c_char;
+use std::ffi::{c_char, c_void};
 
-use super::args::{block, out_block, out_pointer};
+use super::args::{block, naming, out_block, out_pointer};
 use super::decode::Plans;
 use super::status::{guard, lw_status};
 use crate::Host;
 use crate::backend::{Backend, DeviceInfo, GraphBackend};
 use crate::error::{Error, Result};
+use crate::stream::Stream;
 
 /// Backends.
 #[repr(i32)]
@@ -42,6 +43,15 @@ pub(super) struct Opened<B: GraphBackend> {
 impl<B: GraphBackend> Opened<B> {
     fn new(backend: B) -> Self {
         Self { backend, plans: Plans::default() }
+    }
+
+    /// A caller's stream, for work over the caller's memory.
+    ///
+    /// # Safety
+    /// `stream` is NULL or a live stream of the device, and outlives the result.
+    pub(super) unsafe fn stream(&self, stream: *mut c_void) -> Result<Stream<B>> {
+        // SAFETY: the caller's promise.
+        unsafe { Stream::visit(&self.backend, stream.addr() as u64) }.map_err(naming("stream"))
     }
 }
 

@@ -9,7 +9,6 @@ use super::status::{guard, lw_status};
 use crate::backend::GraphBackend;
 use crate::error::Result;
 use crate::ops::{DcpCombine, MergeStates, dcp_combine, merge_states};
-use crate::stream::Stream;
 use crate::tensor::DType;
 
 /// Two attention results of the same queries over different keys, all packed. Clear it, then fill it in.
@@ -86,7 +85,7 @@ unsafe fn merge<B: GraphBackend>(opened: &Opened<B>, args: &lw_merge_states_args
         let result = |arg, pointer| tensor(arg, pointer, dtype, &outs, &[]);
         let lse = |arg, pointer: *const f32| tensor(arg, pointer.cast(), DType::F32, &lses, &[]);
         (
-            Stream::visit(&opened.backend, stream.addr() as u64)?,
+            opened.stream(stream)?,
             [
                 result("prefix_out", args.prefix_out)?,
                 lse("prefix_lse", args.prefix_lse)?,
@@ -113,7 +112,7 @@ unsafe fn combine<B: GraphBackend>(opened: &Opened<B>, args: &lw_dcp_combine_arg
     let (stream, partial_out, partial_lse, mut out, mut out_lse) = unsafe {
         let lse = args.out_lse.cast_const().cast();
         (
-            Stream::visit(&opened.backend, stream.addr() as u64)?,
+            opened.stream(stream)?,
             tensor("partial_out", args.partial_out, dtype, &shape, outs)?,
             tensor("partial_lse", args.partial_lse.cast(), DType::F32, &shape[..3], lses)?,
             tensor("out", args.out, dtype, &shape[1..], &[])?,

@@ -20,6 +20,7 @@
 
 mod args;
 mod cache;
+mod config;
 mod decode;
 mod device;
 mod merge;
@@ -29,15 +30,16 @@ mod step;
 
 pub use args::{lw_dtype, lw_kv_cache, lw_layer, lw_split};
 pub use cache::{lw_cache_gather, lw_cache_gather_args, lw_cache_write, lw_cache_write_args};
+pub use config::{lw_graph_mode, lw_session_config};
 pub use decode::{lw_decode, lw_decode_args, lw_decode_plan, lw_decode_workspace_bytes};
 pub use device::{
     lw_backend, lw_device, lw_device_close, lw_device_count, lw_device_get_info, lw_device_info, lw_device_open,
 };
 pub use merge::{lw_dcp_combine, lw_dcp_combine_args, lw_merge_states, lw_merge_states_args};
 pub use session::{
-    lw_capture_report, lw_enqueue_fn, lw_graph_mode, lw_session, lw_session_capture, lw_session_close,
-    lw_session_config, lw_session_create, lw_session_get_info, lw_session_info, lw_session_reasons, lw_session_step,
-    lw_session_synchronize, lw_step_batch, lw_step_report,
+    lw_capture_report, lw_enqueue_fn, lw_session, lw_session_capture, lw_session_close, lw_session_create,
+    lw_session_get_info, lw_session_info, lw_session_reasons, lw_session_step, lw_session_synchronize, lw_step_batch,
+    lw_step_report,
 };
 pub use status::{LW_ABI_VERSION, lw_abi_version, lw_last_error, lw_status, lw_status_name, lw_version};
 pub use step::{

@@ -370,6 +370,21 @@ mod tests {
     }
 
     #[test]
+    fn many_rows_take_turns_where_the_cache_has_16_bits_and_the_memory_is_there() {
+        let form = |heads, kv_dtype, arch, shared| {
+            let split = decode_kernels(&shape(heads, 1, kv_dtype), &device(arch, shared)).unwrap().split;
+            (split.form, split.block_rows)
+        };
+        assert_eq!(form(128, DType::BF16, "sm_100a", 232_448), (TURNS_FORM, 64));
+        assert_eq!(form(128, DType::Fp8E4m3, "sm_100a", 232_448), (0, 64));
+        assert_eq!(form(32, DType::BF16, "sm_100a", 232_448), (0, 32));
+        assert_eq!(form(128, DType::BF16, "sm_80", 166_912), (0, 32));
+        let portable = DecodeShape { portable: true, ..shape(128, 1, DType::BF16) };
+        let split = decode_kernels(&portable, &device("sm_90a", 232_448)).unwrap().split;
+        assert_eq!((split.form, split.block_rows), (TURNS_FORM, 64));
+    }
+
+    #[test]
     fn what_no_kernel_serves_is_refused_by_name() {
         let refused = |shape: &DecodeShape, shared| match decode_kernels(shape, &device("sm_90a", shared)) {
             Err(Error::Unsupported { what, .. }) => what,

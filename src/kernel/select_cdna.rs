@@ -23,7 +23,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
 /// The variants that [`split`] can give for these types and widths, by rows.
 pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     let cdna = matches!(arch.split(':').next(), Some("gfx90a" | "gfx942" | "gfx950"));
-    let serves = base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64);
+    let serves = base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64);
     if !(cdna && serves) {
         return Vec::new();
     }

@@ -1,19 +1,19 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`, run 3), stage 2 included, in the same run as the portable form that
-//! would serve the problem. Tokens are sequences times the longest that is captured, which says nothing of their lengths later:
-//! a form is chosen where it wins by lengths below the longest too.
+//! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, beside the portable form that would serve the
+//! problem: in the same run, but for the rows form, which was measured anew since. Tokens are sequences times the longest that is
+//! captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below the longest too.
 //!
 //! | rows of a group | tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
-//! | over 32 | from 8,192 on | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
+//! | over 32 | from 8,192 on | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
 //! | 33 to 128 | one sequence of up to 8,192 | keys of 16 rows | B1 S1024 H128 14.1 (14.7), B1 S4096 H128 20.0 (21.1), B1 S2048 H64 12.6 (14.8), B1 S8192 H64 18.3 (20.2) |
 //! | over 32 | the others | portable | B4 S1024 H40 keys of 16 rows 15.6 (16.0) |
 //! | 17 to 32 | all | portable | keys of 32 rows: B64 S4096 H32 114.3 (121.3; 115 in another run), B4 S131072 H32 183 (213), B1 S4096 H32 18.0 (16.8), two tokens of H16 B64 S4096 118.6 (115); rows: B64 S4096 H32 108.3; keys of 16 rows: B1 S4096 H32 14.1 (16.8) |
 //! | up to 16 | all | portable | keys of 16 rows: B128 S4096 H16 171 (168), B64 S16384 302 (305), B16 S4096 38.0 (36.7), B1 S65536 33.3 (35.0), B1 S1024 11.2 (8.9) |
 //!
-//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (B1 S1024 H128 18.2
-//! beside 14.7) and wins twofold when it is long.
+//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (before it was
+//! written anew: B1 S1024 H128 18.2 beside 14.7) and wins twofold when it is long.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
@@ -27,8 +27,8 @@ pub(super) const KEYS_FORM: u32 = 2;
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 const STAGES: u32 = 3;
-/// Units of a query row that the rows form holds in registers.
-const HELD_UNITS: u32 = 4;
+/// Units of a query row that the rows form has in shared memory; the others are in registers.
+const STAGED_UNITS: u32 = 6;
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
@@ -50,7 +50,7 @@ fn serves(base: &Variant) -> bool {
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 512, form: ROWS_FORM, ..base }
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
 }
 
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
@@ -71,12 +71,12 @@ pub(super) fn unchosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let rows = variant.block_rows;
     let halves = 2 * variant.stages - 1;
-    let rotaries = if variant.form == ROWS_FORM { variant.stages } else { variant.stages - 1 };
+    let rotaries = if variant.form == ROWS_FORM { 1 } else { variant.stages - 1 };
     let ring = halves * 4 * UNIT_BYTES + rotaries * UNIT_BYTES;
-    let ring_barriers = (halves * 5 + 2 * rotaries) * 8;
+    let ring_barriers = (halves * 5 + 2 + rotaries) * 8;
     let rest = if variant.form == ROWS_FORM {
-        let note = 32;
-        (9 - HELD_UNITS) * UNIT_BYTES + variant.stages * (2 * rows * 4 + note) + variant.stages * 8
+        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
+        (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8
     } else {
         // Queries, two tiles' weights, maxima of four warps, limits, slot.
         9 * rows * 128 + 2 * rows * TILE_TOKENS * 2 + 4 * rows * 4 + rows * 4 + 8

@@ -284,7 +284,7 @@ fn session_configurations_that_cannot_be_are_refused() {
         ("capture_sizes", |c, sizes| (c.capture_sizes, c.num_capture_sizes) = (sizes.as_ptr(), 2)),
         ("num_capture_sizes", |c, sizes| (c.capture_sizes, c.num_capture_sizes) = (sizes.as_ptr(), -1)),
         ("capture_sizes", |c, sizes| (c.capture_sizes, c.num_capture_sizes) = (sizes.as_ptr(), i64::MAX)),
-        ("raw", |c, _| c.stream = without_provenance_mut(8)),
+        ("stream", |c, _| c.stream = without_provenance_mut(8)),
     ];
     let mut session = null_mut();
     for (index, (name, change)) in changes.iter().enumerate() {

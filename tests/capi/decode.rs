@@ -5,7 +5,7 @@ use latentwave::testing::poisoned;
 use latentwave::{Backend, DType, GraphBackend, MlaConfig, SplitPolicy, Stream, Tensor};
 
 use crate::common::{Problem, bytes, encode, tensor};
-use crate::{Device, cleared, layer, ok, pages, pointer, raw_stream};
+use crate::{Device, cleared, last_error, layer, ok, pages, pointer, raw_stream};
 
 /// A problem's tensors on a device, and the call over them. Outputs and workspace are poisoned.
 pub(crate) struct Call<B: Backend> {
@@ -202,6 +202,7 @@ pub(crate) fn anyones_graph_can_capture_it<B: GraphBackend>(backend: &B) {
         // SAFETY: as for `enqueue`.
         let status = unsafe { lw_decode(device.0, &call.args, raw_stream(64)) };
         assert_eq!(status, lw_status::LW_ERROR_ARGUMENT);
+        assert!(last_error().contains("`stream`"), "{}", last_error());
         return;
     }
     let device = Device::open::<B>();
