@@ -40,13 +40,17 @@ static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads
 static_assert(FORM != 0 || SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
+// Threads that load tiles: all, or the second half of a block whose halves take turns.
+constexpr int LOAD_THREADS = FORM == 0 ? THREADS : THREADS / 2;
+DEVICE int load_thread() { return LOAD_THREADS == THREADS ? thread_index() : thread_index() % LOAD_THREADS; }
+
 /// Loads tiles of the cache: every thread copies the same 16-byte words of the same tile rows each time.
 struct Loader {
     static constexpr int ELEM = bytes_of(KV_DTYPE);
     static constexpr int LATENT_WORDS = KV_LORA_RANK * ELEM / 16;
     static constexpr int ROPE_WORDS = ROPE_DIM * ELEM / 16;
     static constexpr int LANES = 8;
-    static constexpr int ROWS = THREADS / LANES;
+    static constexpr int ROWS = LOAD_THREADS / LANES;
     static constexpr int PASSES = divide_up(TILE_TOKENS, ROWS);
     static constexpr int ROW_COPIES = LATENT_WORDS / LANES + divide_up(ROPE_WORDS, LANES);
     static constexpr int COPIES = PASSES * ROW_COPIES;
@@ -74,7 +78,7 @@ struct Loader {
     /// Looks up the pages of the tile at the cursor, well before they are needed.
     DEVICE void look_up(const DecodeParams& p) {
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int token = at.token + thread_index() / LANES + i * ROWS;
+            int token = at.token + load_thread() / LANES + i * ROWS;
             int column = page_shift >= 0 ? token >> page_shift : token / p.page_size;
             entry[i] = token - column * p.page_size;
             page[i] = column < p.table_width ? table[column] : -1;
@@ -91,9 +95,9 @@ struct Loader {
     /// Rows past the piece's end are not valid and become zeros: what lies in unused cache slots, NaN included, is never read.
     DEVICE Rows rows(const DecodeParams& p) const {
         Rows rows;
-        int lane = thread_index() % LANES;
+        int lane = load_thread() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int token = at.token + thread_index() / LANES + i * ROWS;
+            int token = at.token + load_thread() / LANES + i * ROWS;
             rows.valid[i] = token < at.end && page[i] >= 0 && page[i] < p.num_pages;
             int64 index = rows.valid[i] ? page[i] : 0;
             rows.latent[i] = global_pointer<const uint8>(p.kv) + lane * 16 +
@@ -109,8 +113,8 @@ struct Loader {
     DEVICE static void copy(const Rows& rows, int c, Place place) {
         int pass = c / ROW_COPIES;
         int first = c % ROW_COPIES * LANES;
-        int row = thread_index() / LANES + pass * ROWS;
-        int lane = thread_index() % LANES;
+        int row = load_thread() / LANES + pass * ROWS;
+        int lane = load_thread() % LANES;
         if (ROWS * PASSES != TILE_TOKENS && row >= TILE_TOKENS) return;
         if (first < LATENT_WORDS) {
             copy16_async(place(row, first + lane), rows.latent[pass] + first * 16, rows.valid[pass]);
@@ -134,8 +138,8 @@ struct Loader {
 
     /// Widens the words that this thread loaded itself.
     static DEVICE void widen(const uint8 SHARED* raw, uint16 SHARED* tile) {
-        int row = thread_index() / LANES;
-        int lane = thread_index() % LANES;
+        int row = load_thread() / LANES;
+        int lane = load_thread() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
             int tile_row = row + i * ROWS;
             if (ROWS * PASSES != TILE_TOKENS && tile_row >= TILE_TOKENS) break;

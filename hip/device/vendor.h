@@ -46,6 +46,8 @@ DEVICE void wave_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
 
 /// Two barriers apart at least from the next call.
@@ -104,6 +106,10 @@ DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+
+// Kernels do not overlap, so there is nothing that could be out of date, and nothing to be early for.
+DEVICE int load_now(const int GLOBAL* from) { return *from; }
+DEVICE void fetch_near(const void GLOBAL*) {}
 
 /// Loads and stores at once: there is no copy past the registers that serves every architecture.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
