@@ -1,7 +1,7 @@
 // NVIDIA's spelling of the device vocabulary. hip/device/vendor.h is AMD's; kernels use only what both define.
 //
-// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function, CONSTANT
-// one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
+// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function,
+// CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 // One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
 #define KERNEL(threads) KERNEL_OF(threads, 1)
