@@ -123,7 +123,7 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 /// a / b for a >= 0 and b > 0: a division of integers takes three times as long, and much code.
 DEVICE int quotient(int a, int b) {
     if (b == 1) return a;
-    float inverse = exp2(-log2((float)b));
+    float inverse = exp2(-log2((float)unhoisted_uniform(b)));
     int q = (int)((float)a * inverse);
     q += (int)((float)(a - q * b) * inverse);
     int rest = a - q * b;

@@ -28,12 +28,6 @@ DEVICE T from_lane(T value, int lane) {
 /// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
 DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
-/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
-DEVICE int unhoisted(int value) {
-    asm volatile("" : "+r"(value));
-    return value;
-}
-
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
 DEVICE void settle(float (&value)[count]) {
