@@ -6,7 +6,7 @@ import sys
 import tarfile
 
 LIMIT = 8 << 20
-NEEDED = {"latentwave": ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "src/lib.rs"], "latentwave-hip-sys": ["src/lib.rs"]}
+NEEDED = {"latentwave": ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "src/lib.rs", "include/latentwave.h"], "latentwave-hip-sys": ["src/lib.rs"]}
 
 # What may lie at the top of each package; cargo adds its own files.
 CARGO = {"Cargo.toml", "Cargo.toml.orig", "Cargo.lock", ".cargo_vcs_info.json"}

@@ -83,6 +83,17 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
         }
         return;
     }
+    if constexpr (KV_DTYPE == FP8_E4M3 ? EXPANDS_E4M3 : EXPANDS_E4M3FNUZ) {
+        float value[4];
+        fp8x4_to_float(bytes, value);
+        // A bf16 is the upper half of a float.
+        auto narrow = [](float low, float high) {
+            return Q_IS_BF16 ? select_bytes(float_bits(low), float_bits(high), 0x7632) : pack_f16(low, high);
+        };
+        first = narrow(value[0], value[1]);
+        second = narrow(value[2], value[3]);
+        return;
+    }
     constexpr bool fnuz = KV_DTYPE == FP8_E4M3FNUZ;
     uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
     UNROLL for (int i = 0; i < 2; i++) {

@@ -1,9 +1,11 @@
 // NVIDIA's spelling of the device vocabulary. hip/device/vendor.h is AMD's; kernels use only what both define.
 //
-// KERNEL(threads) starts a kernel, DEVICE a function, CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
+// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function, CONSTANT
+// one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 // One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
 #define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define CONSTANT constexpr __host__ __device__
 #define GLOBAL
@@ -39,6 +41,12 @@ DEVICE void barrier() { __syncthreads(); }
 
 /// Waits likewise; whether any thread says so, the same answer in all.
 DEVICE bool barrier_any(bool condition) { return __syncthreads_or(condition) != 0; }
+
+/// Waits for the lanes of the wave; what they stored before, all of them see.
+DEVICE void wave_barrier() { __syncwarp(); }
+
+/// Whether any lane of the wave says so, the same answer in all.
+DEVICE bool wave_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
 /// Index of the highest bit of a positive number.
 DEVICE int highest_bit(int x) { return 31 - __clz(x); }
@@ -138,6 +146,10 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     low = f16_to_float((uint16)packed);
     high = f16_to_float((uint16)(packed >> 16));
 }
+
+/// Whether the device converts e4m3 and e4m3fnuz to floats; for those that do not, the function below is never called.
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+DEVICE void fp8x4_to_float(uint32, float (&)[4]) {}
 
 /// Whether the device converts e4m3 itself; if not, the function below is never called.
 constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;

@@ -146,6 +146,21 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// `raw` is a live stream of this device's context and outlives the result.
     unsafe fn borrow_stream(&self, raw: u64) -> Result<Self::Stream>;
 
+    /// As [`Backend::borrow_stream`], for work that touches no memory of this backend: what is enqueued is the caller's to wait
+    /// for, nothing is noted of the stream, and so the call is cheap enough to be made for a single launch.
+    ///
+    /// # Safety
+    /// As [`Backend::borrow_stream`].
+    unsafe fn visit_stream(&self, raw: u64) -> Result<Self::Stream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.borrow_stream(raw) }
+    }
+
+    /// The raw handle of a stream (`CUstream`, `hipStream_t`), for other libraries of the process; 0 where streams have none.
+    fn raw_stream(&self, _stream: &Self::Stream) -> u64 {
+        0
+    }
+
     /// Copies host bytes to the device in stream order. `src` may be reused as soon as this returns.
     ///
     /// # Errors

@@ -16,6 +16,7 @@ mod inventory;
 mod load;
 pub mod params;
 pub mod select;
+mod select_cdna;
 mod select_sm90;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;
@@ -23,7 +24,7 @@ pub mod source;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use compile::{Compiled, Compiler, Resources};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
-pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile};
+pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile, source_of};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use load::Origin;
 #[cfg(any(feature = "cuda", feature = "rocm"))]

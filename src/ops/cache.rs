@@ -77,6 +77,8 @@ impl<B: Backend> KvCache<B> {
     pub fn ds_mla(cache: &Tensor<B>) -> Result<Self> {
         check::dtype("kv_cache", cache, &[DType::U8])?;
         check::dense_rows("kv_cache", cache)?;
+        // Their rope values are of 16 bits.
+        check::aligned("kv_cache", cache, 2)?;
         match cache.shape() {
             [_, (1..), width] if *width == DS_MLA.2 => {
                 Ok(Self { latent: cache.clone(), rope: None, layout: CacheLayout::Fp8DsMla })

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use latentwave::kernel::cache::DiskCache;
-use latentwave::kernel::{Launch, Origin, Params, Variant};
+use latentwave::kernel::{Launch, Origin, Params, Variant, embedded, select};
 use latentwave::{Backend, DType, Error, MlaConfig, MlaDecode};
 
 use super::support::{Copy, copy_variant, not_run, on_each_device};
@@ -58,6 +58,26 @@ fn kernels_are_prepared_once_cached_on_disk_and_rebuilt_when_the_entry_is_corrup
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(|| gpu.prepare(&variant).unwrap()))));
         println!("prepared by four threads at once in {:?}", start.elapsed());
         std::fs::remove_dir_all(&dir).unwrap();
+    });
+}
+
+#[test]
+fn kernels_of_common_models_are_carried_and_nothing_is_compiled() {
+    on_each_device(|gpu| {
+        let device = gpu.device();
+        if embedded::manifest(&device.arch).is_none() {
+            return not_run(&device.arch, &"this build carries no code for it");
+        }
+        // A cache of its own: what another process compiled does not count.
+        let dir = std::env::temp_dir().join(format!("latentwave-{}-carried-{}", Gpu::NAME, std::process::id()));
+        let gpu = Gpu::with_cache(device.index, DiskCache::at(&dir)).unwrap();
+        for variant in select::variants(&device.arch) {
+            let start = Instant::now();
+            let kernel = gpu.prepare(&variant).unwrap();
+            println!("{variant} loaded in {:?}", start.elapsed());
+            assert_eq!(kernel.origin(), Origin::Embedded, "{variant}");
+        }
+        assert!(!dir.exists(), "nothing was compiled, so nothing is kept");
     });
 }
 

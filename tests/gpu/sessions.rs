@@ -108,7 +108,7 @@ fn memory_that_runs_out_while_a_session_reserves_is_typed_and_harms_no_other() {
         let large =
             SessionConfig { max_num_batched_tokens: 4096, ..SessionConfig::new(one_size().mla, 64, 65_536, 64) };
         match DecodeSession::new(gpu, large.clone()).map(drop) {
-            Err(Error::OutOfMemory { backend, bytes, .. }) => assert!(backend == Gpu::NAME && bytes > 1 << 20),
+            Err(Error::OutOfMemory { backend, bytes, .. }) => assert!(backend == Gpu::NAME && bytes > 0),
             other => panic!("{other:?}"),
         }
         step(&mut engine, "while memory is full");

@@ -61,13 +61,18 @@ impl Raw {
         code(unsafe { self.hip.end_capture(stream.handle() as hipStream_t) })
     }
 
-    /// Makes a stream of its own wait for this one's work, which draws it into a capture. It is lost to the test.
+    /// Gives work to a stream of its own that waits for this one's, which draws it into a capture. It is lost to the test.
     fn fork(&self, stream: hipStream_t) -> Result<()> {
         let (event, other) = (self.hip.event_create(0)?, self.hip.stream_create(1)?);
         // SAFETY: all are live.
         unsafe {
             self.hip.event_record(event, stream)?;
-            self.hip.stream_wait_event(other, event)
+            self.hip.stream_wait_event(other, event)?;
+            let launch = self.hip.api().hipLaunchHostFunc.expect("HIP 5.3 or later");
+            self.hip.check("hipLaunchHostFunc", launch(other, Some(nothing), std::ptr::null_mut()))
         }
     }
 }
+
+/// Work for a stream that takes no memory.
+unsafe extern "C" fn nothing(_: *mut std::ffi::c_void) {}
