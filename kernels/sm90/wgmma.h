@@ -19,14 +19,11 @@ DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 
 /// Likewise the warp of this thread within its warpgroup.
 DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
 
-/// The value that a lane of the warp has.
+/// The value that a lane of the warp has. What is computed from it alone is computed once per warp, as operands of products need it.
 template <typename T>
 DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
-
-/// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
-DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
