@@ -12,7 +12,7 @@ NEEDED = {"latentwave": ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELO
 CARGO = {"Cargo.toml", "Cargo.toml.orig", "Cargo.lock", ".cargo_vcs_info.json"}
 ALLOWED = {
     "latentwave": {
-        "build.rs", "src", "kernels", "tests", "benches", "examples", "data", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT",
+        "build.rs", "src", "kernels", "include", "cbindgen.toml", "tests", "benches", "examples", "data", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT",
         "LICENSE-APACHE",
     },
     "latentwave-hip-sys": {"src", "tests", "examples", "device", "README.md"},
