@@ -45,7 +45,7 @@ def is_amd(arch):
 def variants(arches):
     """The selection table's variants for these architectures, or all, each with its `text` and `options`."""
     command = ["cargo", "run", "--quiet", "--features", "cuda,rocm", "--example", "variants", "--", *arches]
-    table = json.loads(subprocess.run(command, check=True, capture_output=True, cwd=ROOT).stdout)
+    table = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
     for variant in table["variants"]:
         variant["text"] = table["texts"][variant["text"]]
         if variant["shared_bytes"]:

@@ -196,6 +196,7 @@ job_kernels() {
 job_isa() {
   say "what the main loops of both vendors execute, against ci/isa/budgets.toml"
   amd_compiler
+  python3 ci/isa/tests.py
   python3 ci/isa
 }
 

@@ -44,6 +44,7 @@ fn rows_served(arch: &str, variant: &Variant) -> Vec<usize> {
         batch: 128,
         max_seq_len: 4096,
         portable: false,
+        free_splits: true,
     };
     let chosen = |rows| select::decode_kernels(&shape(rows), &device).is_ok_and(|kernels| kernels.split == *variant);
     [16, 32, 64, 128].into_iter().filter(|&rows| chosen(rows)).collect()

@@ -120,19 +120,29 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 
 // ---- lengths and splits (terms: DecodeParams) ----
 
-/// a / b, without the division in the common case of 1.
-DEVICE int quotient(int a, int b) { return b == 1 ? a : a / b; }
-
-DEVICE int num_groups(const DecodeParams& p) {
-    return p.query_group >= p.query_len ? 1 : divide_up(p.query_len, p.query_group);
+/// a / b for a >= 0 and b > 0: a division of integers takes three times as long, and much code.
+DEVICE int quotient(int a, int b) {
+    if (b == 1) return a;
+    float inverse = exp2(-log2((float)b));
+    int q = (int)((float)a * inverse);
+    q += (int)((float)(a - q * b) * inverse);
+    int rest = a - q * b;
+    return q + (rest >= b) - (rest < 0);
 }
+DEVICE int quotient_up(int a, int b) { return quotient(a + b - 1, b); }
+
+DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
-/// Cached tokens of a sequence, within what its row of the block table addresses.
-DEVICE int sequence_length(const DecodeParams& p, int seq) {
+/// A length within what a row of the block table addresses.
+DEVICE int usable_length(const DecodeParams& p, int length) {
     int64 capacity = (int64)p.table_width * p.page_size;
-    int length = larger(global_pointer<const int>(p.seq_lens)[seq], 0);
-    return length < capacity ? length : (int)capacity;
+    return larger(length < capacity ? length : (int)capacity, 0);
+}
+
+/// Cached tokens of a sequence.
+DEVICE int sequence_length(const DecodeParams& p, int seq) {
+    return usable_length(p, load_now(global_pointer<const int>(p.seq_lens) + seq));
 }
 
 /// Tokens that query token `token` sees of a sequence of `length` tokens; not below 0.
@@ -140,12 +150,16 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
     return p.causal ? larger(length - p.query_len + 1 + token, 0) : length;
 }
 
+/// Last query token of a virtual sequence.
+DEVICE int last_token(const DecodeParams& p, int virtual_seq) {
+    int group = virtual_seq - quotient(virtual_seq, num_groups(p)) * num_groups(p);
+    return smaller((group + 1) * p.query_group, p.query_len) - 1;
+}
+
 /// Tokens that the last row of a virtual sequence sees.
 DEVICE int extent(const DecodeParams& p, int virtual_seq) {
-    int groups = num_groups(p);
-    int seq = quotient(virtual_seq, groups);
-    int last = smaller((virtual_seq - seq * groups + 1) * p.query_group, p.query_len) - 1;
-    return visible_tokens(p, sequence_length(p, seq), last);
+    int seq = quotient(virtual_seq, num_groups(p));
+    return visible_tokens(p, sequence_length(p, seq), last_token(p, virtual_seq));
 }
 
 /// The balanced schedule: slot offsets, then parts of eight words.
@@ -161,13 +175,88 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
 }
 
+// Few sequences are cut by every block for itself (schedule OWN), one lane a sequence: into pieces of
+// as many units of `tile_tokens`, a power of two, as leave at most `num_parts` pieces wherever the sequences end. There are more
+// than FULL_PIECES only once they are FULL_TOKENS long: shorter ones would cost stage 2 more than they win.
+constexpr int FULL_PIECES = 64;
+constexpr int FULL_TOKENS = 64;
+
+/// Lanes that share out the sequences.
+DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
+
+/// Where the length of this lane's sequence stands; null if it has none.
+DEVICE const int GLOBAL* few_length(const DecodeParams& p) {
+    int virtual_seq = thread_index() & (few_width(p) - 1);
+    if (virtual_seq >= p.batch * num_groups(p)) return nullptr;
+    return global_pointer<const int>(p.seq_lens) + quotient(virtual_seq, num_groups(p));
+}
+
+/// Tokens of this lane's sequence, of that length.
+DEVICE int few_tokens(const DecodeParams& p, int length) {
+    return visible_tokens(p, usable_length(p, length), last_token(p, thread_index() & (few_width(p) - 1)));
+}
+
+/// A sequence among the pieces of all: `count` of them from `first` on.
+struct FewPieces {
+    int seq, tokens, first, count;
+};
+
+/// The sequence that piece `item` belongs to, or that is `seq` if `item` is negative; 0 pieces if there is none. All lanes of a
+/// wave must ask, each with its `tokens`.
+DEVICE FewPieces few_pieces(const DecodeParams& p, int tokens, int item, int seq) {
+    int width = few_width(p);
+    int lane = thread_index() & (width - 1);
+    int units = (tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+    int all = units;
+    NO_UNROLL for (int mask = width / 2; mask > 0; mask /= 2) all += shuffle_xor(all, mask);
+    int most = p.num_parts - p.batch * num_groups(p);
+    int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
+    int limit = larger(quotient_up(all, most), 1);
+    if (limit < full) limit = larger(limit, smaller(full, quotient_up(all, FULL_PIECES)));
+    int count = quotient_up(units, limit);
+    int end = count;
+    NO_UNROLL for (int delta = 1; delta < width; delta *= 2) {
+        int below = shuffle_up(end, delta);
+        if (lane >= delta) end += below;
+    }
+    bool found = item < 0 ? lane == seq : item >= end - count && item < end;
+    FewPieces pieces = {0, 0, 0, 0};
+    if (found) pieces = {lane, tokens, end - count, count};
+    NO_UNROLL for (int mask = width / 2; mask > 0; mask /= 2) {
+        pieces.seq += shuffle_xor(pieces.seq, mask);
+        pieces.tokens += shuffle_xor(pieces.tokens, mask);
+        pieces.first += shuffle_xor(pieces.first, mask);
+        pieces.count += shuffle_xor(pieces.count, mask);
+    }
+    return pieces;
+}
+
+/// A block's piece: tokens [begin, end) of `tokens` of `seq`. Pieces and slots have the same numbers; the slot is negative if the
+/// sequence has no other piece.
+struct OwnPiece {
+    int seq, tokens, begin, end, slot;
+};
+DEVICE OwnPiece own_piece(const DecodeParams& p, int tokens, int item) {
+    FewPieces pieces = few_pieces(p, tokens, item, 0);
+    int units = (pieces.tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+    // The first pieces have a unit more where they do not come out even.
+    int least = quotient(units, larger(pieces.count, 1));
+    int longer = units - least * pieces.count;
+    int split = item - pieces.first;
+    int begin = split * least + smaller(split, longer);
+    int end = begin + least + (split < longer);
+    if (pieces.count == 0) begin = end = 0;
+    return {pieces.seq, pieces.tokens, begin * p.tile_tokens, smaller(end * p.tile_tokens, pieces.tokens),
+            pieces.count > 1 ? item : -1};
+}
+
 /// Tokens of one split of an even or chunked schedule.
 DEVICE int split_length(const DecodeParams& p, int tokens) {
     return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);
 }
 
 /// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
-/// piece is written straight to the output.
+/// piece is written straight to the output. All lanes of a wave must ask together under schedule OWN.
 struct Slots {
     int64 begin;
     int count;
@@ -176,6 +265,11 @@ DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
         return {begin[0], begin[1] - begin[0]};
+    }
+    if (p.schedule_kind == OWN) {
+        const int GLOBAL* length_at = few_length(p);
+        FewPieces pieces = few_pieces(p, few_tokens(p, length_at ? load_now(length_at) : 0), -1, virtual_seq);
+        return {pieces.first, pieces.count > 1 ? pieces.count : 0};
     }
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
@@ -191,7 +285,7 @@ struct Row {
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
     int groups = num_groups(p);
     int seq = quotient(virtual_seq, groups);
-    int local = p.query_group == 1 ? 0 : row / p.num_heads;
+    int local = p.query_group == 1 ? 0 : quotient(row, p.num_heads);
     int token = (virtual_seq - seq * groups) * p.query_group + local;
     return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
 }

@@ -1,10 +1,10 @@
 // NVIDIA's spelling of the device vocabulary. hip/device/vendor.h is AMD's; kernels use only what both define.
 //
-// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function, CONSTANT
-// one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
+// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function,
+// CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 // One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL(threads) KERNEL_OF(threads, 1)
 #define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define CONSTANT constexpr __host__ __device__
@@ -86,6 +86,16 @@ DEVICE float bits_float(uint32 x) { return __uint_as_float(x); }
 
 /// The larger value; a NaN gives way to the other.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+
+/// The value in device memory as of now, past what this unit may remember of it.
+DEVICE int load_now(const int GLOBAL* from) {
+    int value;
+    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(from));
+    return value;
+}
+
+/// Asks for the 128 bytes at an address, to be near when they are loaded.
+DEVICE void fetch_near(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 /// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {

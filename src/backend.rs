@@ -75,6 +75,8 @@ pub struct DecodeShape {
     pub max_seq_len: usize,
     /// Whether forms made for this architecture alone are left out, to compare them with what serves the others.
     pub portable: bool,
+    /// Whether stage 1 may choose how sequences are split, as under [`SplitPolicy::Auto`](crate::SplitPolicy::Auto).
+    pub free_splits: bool,
 }
 
 /// The kernels chosen for a [`DecodeShape`].
@@ -92,6 +94,9 @@ pub struct DecodeKernels {
     pub blocks_per_unit: usize,
     /// Dynamic shared memory of a block of stage 1, in bytes.
     pub split_shared_bytes: u32,
+    /// Whether blocks of stage 1 are to find their pieces by themselves where the policy leaves it open
+    /// ([`ScheduleKind::Own`](crate::kernel::params::ScheduleKind::Own)).
+    pub own_pieces: bool,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
     /// Rows of a group that one block of stage 2 merges.

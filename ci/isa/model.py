@@ -7,8 +7,8 @@ VALU    4 clocks an instruction of 64 lanes, 16 for exponentials, reciprocals an
 LDS     bytes that move, a lane taking at least a bank, over 128 a clock; no bank conflicts
 memory  bytes of the tile over the unit's share of the device's bandwidth, divided by the blocks that attend to the same tile
         for a group of rows: neighbours that find it in L2
-issue   is shown and is no part of t: 4 clocks for each instruction of a wave, of any kind. Where it exceeds t and a SIMD has one
-        wave, the wave cannot issue fast enough.
+issue   is shown and is no part of t: 4 clocks for each instruction of one wave, of any kind. Where it exceeds t, the wave cannot
+        issue fast enough, however many there are.
 
 Each maximum assumes perfect overlap, so t is a lower bound; treat it as 30 % either way. AITER's loops for gfx942, of which
 only some counts are published, are put through it first, beside what was published or simulated of them.
@@ -54,7 +54,7 @@ def clocks(chip, waves, counts, matrix_clocks, tile_bytes, sharing=1):
         "barriers": chip.barrier * counts["barriers"],
     }
     result["total"] = max(result[part] for part in PARTS) + result["barriers"]
-    result["issue"] = per_simd * 4 * counts["instructions"]
+    result["issue"] = 4 * counts["instructions"]
     return result
 
 

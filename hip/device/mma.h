@@ -133,9 +133,11 @@ DEVICE void mma_wide(Accum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {
     Floats sum;
     UNROLL for (int i = 0; i < MMA_ELEMS; i++) sum[i] = c.value[i];
     if constexpr (bf16) {
-        sum = __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(WideBFloats, wide_a), __builtin_bit_cast(WideBFloats, wide_b), sum, 0, 0, 0);
+        sum = __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(WideBFloats, wide_a),
+                                                      __builtin_bit_cast(WideBFloats, wide_b), sum, 0, 0, 0);
     } else {
-        sum = __builtin_amdgcn_mfma_f32_16x16x32_f16(__builtin_bit_cast(WideHalves, wide_a), __builtin_bit_cast(WideHalves, wide_b), sum, 0, 0, 0);
+        sum = __builtin_amdgcn_mfma_f32_16x16x32_f16(__builtin_bit_cast(WideHalves, wide_a),
+                                                     __builtin_bit_cast(WideHalves, wide_b), sum, 0, 0, 0);
     }
     UNROLL for (int i = 0; i < MMA_ELEMS; i++) c.value[i] = sum[i];
 #else

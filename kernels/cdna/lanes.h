@@ -6,7 +6,9 @@
 
 /// c += a b; two words of a lane are 16 deep, four are 32.
 DEVICE void multiply(Accum& c, const Word2& a, const Word2& b) { mma<Q_IS_BF16>(c, frag_of(a.x, a.y), frag_of(b.x, b.y)); }
-DEVICE void multiply(Accum& c, const Word4& a, const Word4& b) { mma_wide<Q_IS_BF16>(c, {a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w}); }
+DEVICE void multiply(Accum& c, const Word4& a, const Word4& b) {
+    mma_wide<Q_IS_BF16>(c, {a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w});
+}
 
 constexpr int ELEM = bytes_of(KV_DTYPE);
 
@@ -91,7 +93,9 @@ struct Softmax {
         if (unlikely(p.softcap != 0.0f)) {
             float softcap = unhoisted(p.softcap);
             // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            each([&](int t, int i) { x[t][i] = softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[t][i] * (2.0f / softcap)) + 1.0f)); });
+            each([&](int t, int i) {
+                x[t][i] = softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[t][i] * (2.0f / softcap)) + 1.0f));
+            });
         }
         if (unlikely(wave_any(token + tiles * 16 > limit))) {
             int seen = limit - token - (int)(unhoisted((uint32)lane_index()) / 16 * 4);

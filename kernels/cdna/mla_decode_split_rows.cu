@@ -4,11 +4,12 @@
 //
 //   loading   a wave has a slice of the columns of every tile; it goes to shared memory by way of registers
 //   logits    a wave has its own query rows, in registers, and all tokens; so softmax stays within the wave
-//   output    a wave has the columns that it loaded, of all query rows: its lanes read back what they stored themselves, for four
-//             tokens of a column are one operand. Weights pass through shared memory
+//   output    a wave has the columns that it loaded, of all query rows: its lanes read back what they stored themselves, for
+//             four tokens of a column are one operand. Weights pass through shared memory
 //
-// The output of tile i and the logits of tile i + 1 are computed in turns, so that neither waits for its own results, and a tile
-// takes one barrier. A row's maximum is raised only when a logit exceeds it by LAZY_MAX, so most tiles rescale nothing.
+// The output of tile i and the logits of tile i + 1 are computed in turns, so that neither waits for its own results, and a
+// tile takes one barrier. A row's maximum is raised only when a logit exceeds it by LAZY_MAX, so most tiles rescale nothing.
+// kernels/cdna/lanes.h says how operands and results lie.
 
 constexpr int WAVES = THREADS / WAVE;
 constexpr int ROW_TILES = BLOCK_ROWS / 16;
@@ -17,7 +18,7 @@ constexpr int COLUMNS = KV_LORA_RANK / WAVES;
 constexpr int LANE_COLUMNS = COLUMNS / 16;
 constexpr int LANE_TOKENS = 4;
 constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
-constexpr int CHUNKS = WIDTH / 32;  // of columns that a wave multiplies at once
+constexpr int CHUNKS = WIDTH / 32;                // of columns that a wave multiplies at once
 constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 1;  // chunks of queries that a lane keeps in shared memory
 constexpr int HELD = CHUNKS - STAGED;             // and in registers
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
@@ -31,23 +32,24 @@ struct alignas(16) Place {
     int64 latent, rope;
 };
 
-// Shared memory, in bytes from its beginning.
+// Shared memory, in bytes from its beginning. Even and odd tiles have their own of what is twice there: tiles, weights, places,
+// and the last tile at which each wave raised a maximum. A tile takes the place of the one before last, of which lanes read only
+// what they stored themselves.
 constexpr int TILE_BYTES = TILE_TOKENS * WIDTH * 2;
-constexpr int TILES = 2;  // a tile takes the place of the one before last, of which lanes read only what they stored themselves
 constexpr int WEIGHTS_BYTES = ROW_TILES * WAVE * 8;
-constexpr int WEIGHTS_AT = TILES * TILE_BYTES;
+constexpr int WEIGHTS_AT = 2 * TILE_BYTES;
 constexpr int PLACES_AT = WEIGHTS_AT + 2 * WEIGHTS_BYTES;
-constexpr int RAISED_AT = PLACES_AT + 2 * TILE_TOKENS * 16;  // the last tile at which each wave raised a maximum; even tiles, odd tiles
-constexpr int FACTORS_AT = RAISED_AT + 2 * WAVES * 4;        // what it multiplies its rows' earlier sums by
-constexpr int SCALES_AT = FACTORS_AT + BLOCK_ROWS * 4;       // of each row's result
+constexpr int RAISED_AT = PLACES_AT + 2 * TILE_TOKENS * 16;
+constexpr int FACTORS_AT = RAISED_AT + 2 * WAVES * 4;   // what each row's earlier sums are multiplied by then
+constexpr int SCALES_AT = FACTORS_AT + BLOCK_ROWS * 4;  // of each row's result
 constexpr int QUERIES_AT = SCALES_AT + BLOCK_ROWS * 4;
 constexpr int SHARED_BYTES = QUERIES_AT + STAGED * WAVE_TILES * THREADS * 16;
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-/// Byte of a tile that holds a column of a token: words of 16 bytes lie so that neither lanes that write nor lanes that read at a
-/// time meet in a bank.
+/// Byte of a tile that holds a column of a token: words of 16 bytes lie so that neither lanes that write nor lanes that read at
+/// a time meet in a bank.
 DEVICE int tile_byte(int token, int column) {
     return token * WIDTH * 2 + (column / 8 ^ token % 8) * 16 + column % 8 * 2;
 }
@@ -268,9 +270,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     Slice slice;
     auto load = [&] { slice.load(p, places + (looked_up & 1) * TILE_TOKENS); };
     auto tile_at = [&](int number) { return shared + (number & 1) * TILE_BYTES; };
-    auto store = [&] {
-        slice.store(tile_at(stored++));
-    };
+    auto store = [&] { slice.store(tile_at(stored++)); };
     look_up();
     barrier();
     look_up();
@@ -306,7 +306,8 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
             int m = wave_index() * WAVE_TILES + r;
             float x[1][MMA_ELEMS];
             float factor = softmax[r].push<1>(p, {logits.sum[r]}, x, keys.token);
-            *(Word2 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {pack(x[0][0], x[0][1]), pack(x[0][2], x[0][3])};
+            *(Word2 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {pack(x[0][0], x[0][1]),
+                                                                                        pack(x[0][2], x[0][3])};
             if (unlikely(wave_any(factor != 1.0f))) {
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) factors[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = factor;

@@ -1,21 +1,20 @@
-// Stage 1 of MLA decode for CDNA, few query rows: 16 or 32 in a block, tiles of 64 tokens, four waves of 64 lanes.
+// Stage 1 of MLA decode for CDNA, few query rows: 16 in a block, tiles of 64 tokens, four waves of 64 lanes.
 //
-// With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns, which
-// serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the next
-// tile's is asked for as soon as a register is free, so that memory never waits:
+// With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns,
+// which serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the
+// next tile's is asked for as soon as a register is free, so that memory never waits:
 //
 //   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
 //             shared memory, where every wave adds them up
 //   softmax   every wave for itself, as sums and outputs lie by query row in its lanes; a row's maximum is raised only when a
 //             logit exceeds it by LAZY_MAX, which is rare enough to be the only time that lanes ask each other
-//   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values change
-//             lanes through the wave's own shared memory, as soon as the logits are done with them
+//   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values
+//             change lanes through the wave's own shared memory, as soon as the logits are done with them
 //
-// A lane loads tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are loaded
-// to match. kernels/cdna/lanes.h says how operands and results lie.
+// A lane loads tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are
+// loaded to match. kernels/cdna/lanes.h says how operands and results lie.
 
 constexpr int WAVES = THREADS / WAVE;
-constexpr int ROW_TILES = BLOCK_ROWS / 16;
 constexpr int TOKENS = TILE_TOKENS / 16;  // of a lane
 constexpr int COLUMNS = KV_LORA_RANK / WAVES;
 constexpr int CHUNK = 64 / ELEM;  // columns that four lanes load at once
@@ -24,16 +23,17 @@ constexpr int STEPS = COLUMNS / 32;  // in which they are multiplied, eight colu
 constexpr int CHUNK_STEPS = CHUNK / 32;
 constexpr int ROPE_COLUMNS = ROPE_DIM / WAVES;
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
-static_assert(WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
+static_assert(BLOCK_ROWS == 16 && WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
 static_assert(ROPE_COLUMNS == 16 || ROPE_COLUMNS == 0, "a step of rope");
 
-// Shared memory: a wave's area holds a chunk on its way between lanes, then its share of the tile's logits. Tiles take turns between
-// two sets of areas, so that a barrier a tile is enough.
-constexpr int LOGITS_BYTES = TOKENS * ROW_TILES * WAVE * 16;
-constexpr int PAIR_STRIDE = 74 * 16;  // of pairs of columns: neither lanes that write nor lanes that read at a time meet in a bank
-constexpr int AREA_BYTES = LOGITS_BYTES > 4 * PAIR_STRIDE ? LOGITS_BYTES : 4 * PAIR_STRIDE;
+// Shared memory: a wave's area holds a step's values on their way between lanes, then its share of the tile's logits. Tiles take
+// turns between two sets of areas, so that a barrier a tile is enough. Pairs of columns lie so that neither lanes that write nor
+// lanes that read at a time meet in a bank.
+constexpr int PAIR_STRIDE = 74 * 16;
+constexpr int AREA_BYTES = 4 * PAIR_STRIDE;
 constexpr int SET_BYTES = WAVES * AREA_BYTES;
 constexpr int SHARED_BYTES = 2 * SET_BYTES;
+static_assert(AREA_BYTES >= TOKENS * WAVE * 16, "logits fit");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
@@ -94,7 +94,7 @@ struct Tile {
         bool valid[TOKENS];
     };
 
-    /// Rows past the piece's end and outside the cache are not read: in their stead something that is surely there, the queries.
+    /// Rows past the piece's end or outside the cache give way to something that is surely there, the queries.
     static DEVICE Rows rows(const DecodeParams& p, const Pages& pages) {
         const uint8 GLOBAL* kv = global_pointer<const uint8>(p.kv);
         const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.k_rope);
@@ -153,30 +153,27 @@ struct Tile {
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
 };
 
-/// Query rows as the lane multiplies them: row `lane_row()` of each row tile.
+/// The query row of this lane, the columns that it multiplies.
 struct Queries {
-    Word4 latent[ROW_TILES][STEPS];
-    Word2 rope[ROW_TILES];
+    Word4 latent[STEPS];
+    Word2 rope;
 
-    DEVICE void read(const DecodeParams& p, int virtual_seq, int first_row) {
-        int lane = unhoisted(lane_index());
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            Row at = row_of(p, virtual_seq, first_row + m * 16 + lane % 16);
-            const uint16 GLOBAL* row = query_row(p, at);
-            int first = wave_index() * COLUMNS + lane / 16 * CHUNK_STEPS * 8;
-            UNROLL for (int j = 0; j < STEPS; j++) {
-                latent[m][j] = {};
-                if (at.valid) latent[m][j] = *(const Word4 GLOBAL*)(row + first + step_column(j));
-            }
-            rope[m] = {};
-            if (!HAS_ROPE || !at.valid) continue;
-            rope[m] = *(const Word2 GLOBAL*)(row + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + lane / 16 * 4);
+    DEVICE void read(const DecodeParams& p, int virtual_seq, int row) {
+        Row at = row_of(p, virtual_seq, row);
+        int quarter = unhoisted(lane_quarter());
+        const uint16 GLOBAL* from = query_row(p, at) + wave_index() * COLUMNS + quarter * CHUNK_STEPS * 8;
+        UNROLL for (int j = 0; j < STEPS; j++) {
+            latent[j] = {};
+            if (at.valid) latent[j] = *(const Word4 GLOBAL*)(from + step_column(j));
         }
+        rope = {};
+        if (!HAS_ROPE || !at.valid) return;
+        rope = *(const Word2 GLOBAL*)(query_row(p, at) + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + quarter * 4);
     }
 };
 
-/// Values of a step: operands of 16 tokens x 16 columns. The `n`-th holds columns 2 (row % 4) + n of lane quarter row / 4, by the row of
-/// the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
+/// Values of a step: operands of 16 tokens x 16 columns. The `n`-th holds columns 2 (row % 4) + n of lane quarter row / 4, by the
+/// row of the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
 struct Values {
     Word2 step[4][2];
 
@@ -185,7 +182,8 @@ struct Values {
         uint8 SHARED* to = area + (lane + lane / 16) * 16;
         const uint8 SHARED* from = area + lane % 4 * PAIR_STRIDE + (lane % 16 / 4 * 17 + lane / 16 * 4) * 16;
         auto store = [&](int pair, uint32 Word4::*word) {
-            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) = transpose_pairs(token[0].*word, token[1].*word, token[2].*word, token[3].*word);
+            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) =
+                transpose_pairs(token[0].*word, token[1].*word, token[2].*word, token[3].*word);
         };
         store(0, &Word4::x);
         store(1, &Word4::y);
@@ -203,37 +201,33 @@ struct Values {
 
 /// The logits' products of a tile: tokens 16 t + 4 quarter + i x query rows.
 struct Logits {
-    Accum sum[ROW_TILES][TOKENS];
+    Accum sum[TOKENS];
 
     template <typename Word>
-    DEVICE void push(int m, const Word (&token)[TOKENS], const Word& query) {
-        UNROLL for (int t = 0; t < TOKENS; t++) multiply(sum[m][t], token[t], query);
+    DEVICE void push(const Word (&token)[TOKENS], const Word& query) {
+        UNROLL for (int t = 0; t < TOKENS; t++) multiply(sum[t], token[t], query);
     }
 
     /// Adds up the waves' shares.
     DEVICE void gather(uint8 SHARED* set) {
         uint8 SHARED* mine = set + lane_index() * 16;
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                const float (&of)[MMA_ELEMS] = sum[m][t].value;
-                *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + (m * TOKENS + t) * WAVE * 16) = {of[0], of[1], of[2], of[3]};
-            }
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            const float (&of)[MMA_ELEMS] = sum[t].value;
+            *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + t * WAVE * 16) = {of[0], of[1], of[2], of[3]};
         }
         barrier();
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            UNROLL for (int t = 0; t < TOKENS; t++) {
-                float (&to)[MMA_ELEMS] = sum[m][t].value;
-                UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = 0.0f;
-                UNROLL for (int wave = 0; wave < WAVES; wave++) {
-                    read_floats(to, (const float SHARED*)(mine + wave * AREA_BYTES + (m * TOKENS + t) * WAVE * 16));
-                }
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            float (&to)[MMA_ELEMS] = sum[t].value;
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = 0.0f;
+            UNROLL for (int wave = 0; wave < WAVES; wave++) {
+                read_floats(to, (const float SHARED*)(mine + wave * AREA_BYTES + t * WAVE * 16));
             }
         }
     }
 };
 
-/// Softmax and output of the lane's query row of a row tile.
-struct Rows {
+/// Softmax and output of the lane's query row.
+struct Result {
     Softmax softmax;
     Accum output[STEPS][2];
 
@@ -242,10 +236,10 @@ struct Rows {
         UNROLL for (int j = 0; j < STEPS; j++) output[j][0] = output[j][1] = {};
     }
 
-    /// Turns products into weights, of 16 tokens each.
-    DEVICE void push(const DecodeParams& p, const Accum (&logits)[TOKENS], Word2 (&weights)[4], int token) {
+    /// Adds the values of the tile at `token` by the weights of its logits.
+    DEVICE void push(const DecodeParams& p, const Logits& logits, const Values (&values)[STEPS], int token) {
         float x[TOKENS][MMA_ELEMS];
-        float factor = softmax.push(p, logits, x, token);
+        float factor = softmax.push(p, logits.sum, x, token);
         if (unlikely(wave_any(factor != 1.0f))) {
             UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
@@ -253,7 +247,12 @@ struct Rows {
                 }
             }
         }
-        UNROLL for (int u = 0; u < 4; u++) weights[u] = {pack(x[0][u], x[1][u]), pack(x[2][u], x[3][u])};
+        UNROLL for (int u = 0; u < 4; u++) {
+            Word2 weights = {pack(x[0][u], x[1][u]), pack(x[2][u], x[3][u])};
+            UNROLL for (int j = 0; j < STEPS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) multiply(output[j][n], values[j].step[u][n], weights);
+            }
+        }
     }
 
     /// Writes the piece's result, to `slot` or, if that is negative, to the output.
@@ -261,7 +260,8 @@ struct Rows {
         float scale = softmax.finish(p, virtual_seq, row, slot, wave_index() == 0);
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
-        uint16 GLOBAL* to = result_row(p, of, slot, row) + unhoisted(wave_index() * COLUMNS + lane_quarter() * CHUNK_STEPS * 8);
+        int column = unhoisted(wave_index() * COLUMNS + lane_quarter() * CHUNK_STEPS * 8);
+        uint16 GLOBAL* to = result_row(p, of, slot, row) + column;
         UNROLL for (int j = 0; j < STEPS; j++) {
             const float (&even)[MMA_ELEMS] = output[j][0].value;
             const float (&odd)[MMA_ELEMS] = output[j][1].value;
@@ -293,11 +293,11 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
         UNROLL for (int j = 0; j < CHUNKS; j++) tile.load_chunk(next, j);
     }
     Queries queries;
-    Rows rows[ROW_TILES];
-    auto row = [&](int m) { return unhoisted(first_row + m * 16 + lane_row()); };
+    Result result;
+    auto row = [&] { return unhoisted(first_row + lane_row()); };
     auto start = [&] {
-        queries.read(p, at.seq, first_row);
-        UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].start(p, at, row(m));
+        queries.read(p, at.seq, row());
+        result.start(p, at, row());
     };
     start();
     int parity = 0;
@@ -314,29 +314,21 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
         Word4 token[TOKENS];
         Word2 rope[TOKENS];
         tile.read_rope(rope);
-        UNROLL for (int m = 0; m < ROW_TILES && HAS_ROPE; m++) logits.push(m, rope, queries.rope[m]);
+        if (HAS_ROPE) logits.push(rope, queries.rope);
         tile.load_rope(next);
         UNROLL for (int j = 0; j < STEPS; j++) {
             tile.read_step(j, token);
-            UNROLL for (int m = 0; m < ROW_TILES; m++) logits.push(m, token, queries.latent[m][j]);
+            logits.push(token, queries.latent[j]);
             values[j].exchange(token, area);
             if (j % CHUNK_STEPS == CHUNK_STEPS - 1) tile.load_chunk(next, j / CHUNK_STEPS);
         }
         logits.gather(set);
+        result.push(p, logits, values, at.token);
 
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            Word2 weights[4];
-            rows[m].push(p, logits.sum[m], weights, at.token);
-            UNROLL for (int u = 0; u < 4; u++) {
-                UNROLL for (int j = 0; j < STEPS; j++) {
-                    UNROLL for (int n = 0; n < 2; n++) multiply(rows[m].output[j][n], values[j].step[u][n], weights[u]);
-                }
-            }
-        }
         int seq = at.seq;
         if (unlikely(at.advance(p, part))) {
             int64 slot = slot_of(p, part, seq);
-            UNROLL for (int m = 0; m < ROW_TILES; m++) rows[m].finish(p, seq, row(m), slot);
+            result.finish(p, seq, row(), slot);
             if (!at.more()) break;
             start();
         }

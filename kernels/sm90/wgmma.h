@@ -25,6 +25,9 @@ DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
+/// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
+DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
+
 /// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
 DEVICE int unhoisted(int value) {
     asm volatile("" : "+r"(value));
@@ -156,7 +159,15 @@ DEVICE void load_matrix_at(uint32* word, uint32 at) {
                  : "memory");
 }
 
-#if Q_DTYPE == 1
+/// Four matrices of 8 x 8 16-bit values, transposed: a lane's pair lies in one column of the matrix in memory.
+DEVICE void load_matrix_trans(uint32* word, uint32 at) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+#if Q_DTYPE == 1 || KV_DTYPE == 3  // an 8-bit cache is widened to f16
 #define WGMMA_TYPES "f32.f16.f16"
 #else
 #define WGMMA_TYPES "f32.bf16.bf16"
@@ -250,4 +261,26 @@ DEVICE void product_keys(float (&d)[16], uint64 a, uint64 b, int add) {
         "}, %16, %17, add, 1, 1, %19, 0;\n}"
         : IN_OUT_16(d, 0)
         : "l"(a), "l"(b), "r"(add), "n"(int(columns)));
+}
+
+/// d (64 x 16) += a b, or = where `add` is 0: `a` in registers, `b` by its columns' rows.
+DEVICE void product_keys_held(float (&d)[8], const uint32* a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %13, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n16k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7"
+        "}, {%8, %9, %10, %11}, %12, add, 1, 1, 0;\n}"
+        : IN_OUT_4(d, 0), IN_OUT_4(d, 4)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// d (64 x 32) += a b, or = where `add` is 0: `a` in registers, `b` by its columns' rows.
+DEVICE void product_keys_held(float (&d)[16], const uint32* a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %21, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n32k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+        "}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
+        : IN_OUT_16(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }

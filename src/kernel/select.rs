@@ -4,7 +4,7 @@
 //! memory fits the device is taken, with as many pipeline stages as fit; a device with less shared memory ends at a smaller
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
-use super::{Entry, Variant, select_cdna, select_sm90};
+use super::{Entry, Variant, select_cdna, select_few, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -98,6 +98,7 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
+        select_few::FORM => return select_few::shared_bytes(variant, layout_of(arch).score_pad),
         _ => {}
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
@@ -213,8 +214,15 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let base = split_base(shape.q_dtype, shape.kv_dtype, dims);
     let fitting = forms_of(arch).iter().filter(|form| form.block_rows <= wanted);
     let limit = device.shared_bytes_per_block;
-    let tuned = select_sm90::split(shape, rows, base, arch).or_else(|| select_cdna::split(shape, rows, base, arch));
-    let tuned = tuned.filter(|variant| split_shared_bytes(variant, arch) as usize <= limit);
+    let units = device.num_compute_units;
+    let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
+    let own =
+        |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
+    let few = select_few::split(shape, rows, base, arch).filter(own);
+    let tuned = few
+        .or_else(|| select_sm90::split(shape, rows, base, arch))
+        .or_else(|| select_cdna::split(shape, rows, base, arch));
+    let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
     let split = tuned.or_else(|| fitting.filter_map(|form| fit(form, base, arch, limit)).next());
     let split = split.ok_or_else(|| {
         let needed = forms_of(arch).iter().map(|form| {
@@ -226,9 +234,8 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         unsupported(format!("{limit} bytes of shared memory per block: {needed} are needed"))
     })?;
 
-    let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
     let row_blocks = rows.div_ceil(split.block_rows as usize);
-    let splits = device.num_compute_units / (virtual_seqs * row_blocks).max(1) + 1;
+    let splits = units / (virtual_seqs * row_blocks).max(1) + 1;
     let splits = splits.min(shape.max_seq_len.div_ceil(split.tile_tokens as usize));
     let reduce = reduce(shape.q_dtype, rows, virtual_seqs, splits, shape.kv_lora_rank);
     Ok(DecodeKernels {
@@ -238,6 +245,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
+        own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,
         reduce_rows: reduce.block_rows,
         reduce_columns: reduce.tile_tokens,
@@ -253,7 +261,8 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
-    variants.extend(select_sm90::chosen_variants(arch, base));
+    variants.extend(select_few::variants(arch, base));
+    variants.extend(select_sm90::variants(arch, base));
     variants.extend(select_cdna::chosen_variants(arch, base));
     variants
 }
@@ -294,7 +303,6 @@ pub fn all_variants(arch: &str) -> Vec<Variant> {
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
-                variants.extend(select_sm90::unchosen_variants(arch, split_base(q_dtype, kv_dtype, dims)));
             }
         }
     }
@@ -339,6 +347,7 @@ mod tests {
             batch: 64,
             max_seq_len: 4096,
             portable: false,
+            free_splits: false,
         }
     }
 
@@ -365,8 +374,8 @@ mod tests {
         let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
         assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 2, DType::BF16) }), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 16);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
     }
 
     #[test]
@@ -399,7 +408,7 @@ mod tests {
 
     #[test]
     fn stages_are_lowered_before_a_form_is_given_up() {
-        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90a", shared)).unwrap().split;
+        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90", shared)).unwrap().split;
         assert_eq!((kernels(232_448).tile_tokens, kernels(232_448).stages), (32, 5));
         assert_eq!((kernels(200_000).tile_tokens, kernels(200_000).stages), (32, 4));
         assert_eq!((kernels(101_376).tile_tokens, kernels(101_376).stages), (16, 4));

@@ -1,6 +1,6 @@
-//! CDNA's form of stage 1 (`kernels/cdna/`): which problems it serves, and what it takes.
+//! CDNA's forms of stage 1 (`kernels/cdna/`): which problems they serve, and what they take.
 //!
-//! Chosen by what its machine code says (`benches/results/cdna-form.md`): no such device has run it yet.
+//! Chosen by what their machine code says (`benches/results/cdna-form.md`): no such device has run them yet.
 
 use super::Variant;
 use crate::backend::DecodeShape;
@@ -44,6 +44,44 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let tile = tile_tokens * (variant.kv_lora_rank + variant.rope_dim) * 2;
     let weights = block_rows * tile_tokens * 2;
     let places = tile_tokens * 16;
-    let staged = if block_rows == 64 { 5 } else { 1 };
+    let staged = if block_rows == 64 { 5 } else { 1 }; // chunks of queries
     2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * threads * 16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Entry;
+    use super::*;
+    use crate::tensor::DType;
+
+    #[test]
+    fn rows_take_the_smallest_form_that_holds_them_of_any_cache_type() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let shape = DecodeShape {
+            q_dtype: DType::BF16,
+            kv_dtype: DType::BF16,
+            num_heads: 16,
+            query_len: 1,
+            kv_lora_rank: 512,
+            rope_dim: 64,
+            page_size: 1,
+            batch: 1,
+            max_seq_len: 4096,
+            portable: false,
+        };
+        for kv_dtype in [DType::BF16, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
+            let base = Variant { kv_dtype, ..base };
+            let rows = [1, 16, 17, 64, 65, 128, 129, 256];
+            let blocks = rows.map(|rows| split(&shape, rows, base, "gfx942:sramecc+:xnack-").map(|v| v.block_rows));
+            assert_eq!(blocks, [16, 16, 64, 64, 128, 128, 128, 128].map(Some));
+        }
+        let refused = [
+            split(&DecodeShape { portable: true, ..shape }, 16, base, "gfx942"),
+            split(&shape, 16, base, "gfx1100"),
+            split(&shape, 16, base, "sm_90a"),
+            split(&shape, 16, Variant { kv_lora_rank: 256, ..base }, "gfx942"),
+            split(&shape, 16, Variant { rope_dim: 32, ..base }, "gfx942"),
+        ];
+        assert!(refused.iter().all(Option::is_none), "{refused:?}");
+    }
 }

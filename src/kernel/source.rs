@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use super::{Entry, Variant, select, select_cdna, select_sm90};
+use super::{Entry, Variant, select, select_cdna, select_few, select_sm90};
 use crate::tensor::DType;
 
 /// A file of source text, carried in the library.
@@ -92,8 +92,11 @@ const STREAM: SourceFile = embed!("kernels/mla_stream.h");
 const SOFTMAX: SourceFile = embed!("kernels/mla_softmax.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_SPLIT_TURNS: SourceFile = embed!("kernels/mla_decode_split_turns.cu");
+const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
+const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
+const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
 const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
@@ -111,7 +114,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::Plan => &[PLAN],
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
-            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_KEYS],
+            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
+            select_few::FORM => &[DECODE_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],

@@ -118,11 +118,21 @@ impl<B: Backend> MlaDecode<B> {
         self.kv_dtype
     }
 
-    /// The kernels that serve a batch.
+    /// The kernels that serve a batch under [`SplitPolicy::Auto`].
     ///
     /// # Errors
     /// [`Error::Unsupported`].
     pub fn kernels(&self, batch: usize, query_len: usize, max_seq_len: usize) -> Result<DecodeKernels> {
+        self.kernels_for(batch, query_len, max_seq_len, true)
+    }
+
+    fn kernels_for(
+        &self,
+        batch: usize,
+        query_len: usize,
+        max_seq_len: usize,
+        free_splits: bool,
+    ) -> Result<DecodeKernels> {
         self.backend.decode_kernels(&DecodeShape {
             q_dtype: self.q_dtype,
             kv_dtype: self.kv_dtype,
@@ -134,6 +144,7 @@ impl<B: Backend> MlaDecode<B> {
             batch,
             max_seq_len,
             portable: self.portable,
+            free_splits,
         })
     }
 
@@ -153,8 +164,8 @@ impl<B: Backend> MlaDecode<B> {
         let kernels = match policy {
             // One form for every batch and query length, and each token in a group of its own: rows are computed alike wherever
             // they stand.
-            SplitPolicy::Invariant(_) => DecodeKernels { query_group: 1, ..self.kernels(64, 1, 1 << 16)? },
-            _ => self.kernels(batch, query_len, max_seq_len)?,
+            SplitPolicy::Invariant(_) => DecodeKernels { query_group: 1, ..self.kernels_for(64, 1, 1 << 16, false)? },
+            _ => self.kernels_for(batch, query_len, max_seq_len, policy == SplitPolicy::Auto)?,
         };
         let shape = PlanShape {
             batch,
@@ -238,7 +249,8 @@ impl<B: Backend> MlaDecode<B> {
         [table, partial_out, partial_lse]: [u64; 3],
         causal: bool,
     ) -> Result<DecodeParams> {
-        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, .. } = plan.decode;
+        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
+            plan.decode;
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
             partial_out,
@@ -261,6 +273,7 @@ impl<B: Backend> MlaDecode<B> {
             softcap: self.config.softcap,
             kv_scale: 1.0,
             fixed_cost: FIXED_COST,
+            num_groups: check::int("query_len", num_groups)?,
             ..bytemuck::Zeroable::zeroed()
         })
     }
@@ -413,7 +426,7 @@ impl<B: Backend> Scheduled<'_, B> {
         let group_rows = plan.decode.group_rows();
         let split = &plan.kernels.split;
         let items = match schedule {
-            ScheduleKind::Balanced => num_parts,
+            ScheduleKind::Balanced | ScheduleKind::Own => num_parts,
             ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
         };
         let split_launch = Launch {

@@ -197,6 +197,7 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
         batch: batch as i32,
         query_len: query_len as i32,
         query_group: query_len as i32,
+        num_groups: 1,
         num_heads: HEADS as i32,
         kv_lora_rank: form.rank as i32,
         rope_dim: form.rope as i32,
