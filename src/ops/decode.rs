@@ -148,16 +148,17 @@ impl<B: Backend> MlaDecode<B> {
         })
     }
 
-    /// Plans a step of `batch` sequences of `query_len` query tokens each, none longer than `max_seq_len`, and loads its
-    /// kernels (compiling them on first use). Uses host facts only.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for sizes that are zero (except `batch`) or overflow; [`Error::Unsupported`]; [`Error::Compile`].
-    pub fn plan(&self, batch: usize, query_len: usize, max_seq_len: usize, policy: SplitPolicy) -> Result<Plan<B>> {
+    /// What [`MlaDecode::plan`] decides, and for which kernels, without loading them.
+    pub(crate) fn host_plan(
+        &self,
+        batch: usize,
+        query_len: usize,
+        max_seq_len: usize,
+        policy: SplitPolicy,
+    ) -> Result<(DecodePlan, DecodeKernels)> {
         if query_len == 0 {
             return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
         }
-        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;
@@ -174,7 +175,17 @@ impl<B: Backend> MlaDecode<B> {
             kv_lora_rank: self.config.kv_lora_rank,
             max_seq_len,
         };
-        let decode = DecodePlan::new(shape, policy, &kernels, self.backend.device())?;
+        Ok((DecodePlan::new(shape, policy, &kernels, self.backend.device())?, kernels))
+    }
+
+    /// Plans a step of `batch` sequences of `query_len` query tokens each, none longer than `max_seq_len`, and loads its
+    /// kernels (compiling them on first use). Uses host facts only.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for sizes that are zero (except `batch`) or overflow; [`Error::Unsupported`]; [`Error::Compile`].
+    pub fn plan(&self, batch: usize, query_len: usize, max_seq_len: usize, policy: SplitPolicy) -> Result<Plan<B>> {
+        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
+        let (decode, kernels) = self.host_plan(batch, query_len, max_seq_len, policy)?;
         Ok(Plan {
             decode,
             kernels,

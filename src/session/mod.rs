@@ -508,20 +508,18 @@ fn own_builder<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -
 
 /// The largest views that any legal step takes.
 ///
-/// With the same kernels, views grow with the batch. So of the batch sizes that share kernels only the largest is planned; the kernels
-/// of every batch size and query length are asked for, so that no term is missed.
+/// They are asked of every batch size and query length: fewer sequences may be cut into more pieces. Of the batch sizes that share
+/// kernels one is planned, which loads them, so that no step compiles.
 fn worst_case<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<[usize; 3]> {
     let mut worst = [0; 3];
     for query_len in 1..=config.query_len() {
-        let mut larger = None;
-        for num_seqs in (1..=config.max_num_seqs).rev() {
-            let kernels = decode.kernels(num_seqs, query_len, config.max_seq_len)?;
-            if larger.replace(kernels) == Some(kernels) {
-                continue;
+        let mut loaded = None;
+        for num_seqs in 1..=config.max_num_seqs {
+            let (plan, kernels) = decode.host_plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
+            worst.iter_mut().zip(plan.workspace_views()).for_each(|(most, view)| *most = view.max(*most));
+            if loaded.replace(kernels) != Some(kernels) {
+                decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
             }
-            // Planning loads the kernels too, so that no step compiles.
-            let views = decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?.decode.workspace_views();
-            worst.iter_mut().zip(views).for_each(|(most, view)| *most = view.max(*most));
         }
     }
     Ok(worst)
