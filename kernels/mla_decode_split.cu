@@ -10,7 +10,7 @@
 //   output    every wave: all rows x its own columns, accumulators in registers, probabilities from shared memory
 //
 // A part may span several sequences: the ring runs on, and queries, maximum and accumulators start afresh.
-// kernels/mla_stream.h has the constants and the loading.
+// kernels/mla_stream.h has the constants and the loading, kernels/mla_softmax.h the softmax and the writing.
 
 // Steps of a row whose queries stay in registers; the others are read from shared memory at every tile.
 constexpr int HELD_STEPS = WAVE_STEPS * FRAG_A_WORDS <= QUERY_WORDS ? WAVE_STEPS : QUERY_WORDS / FRAG_A_WORDS;
@@ -84,74 +84,11 @@ struct Logits {
     }
 };
 
-/// Softmax of one row by ROW_LANES neighbouring lanes.
-struct Softmax {
-    float maximum, sum;  // the sum is this lane's share
-    int limit;           // tokens that the row sees of this piece
-
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
-        maximum = NO_MAXIMUM;
-        sum = 0.0f;
-        Row of = row_of(p, at.seq, row);
-        int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-        limit = of.valid ? smaller(visible, at.end) : 0;
-    }
-
-    static DEVICE void read(float (&x)[LANE_KEYS], const float SHARED* scores) {
-        scores += thread_index() / ROW_LANES * SCORE_STRIDE + thread_index() % ROW_LANES * LANE_KEYS;
-        UNROLL for (int d = 0; d < DEPTH; d++) read_floats<LANE_KEYS>(x, scores + d * BLOCK_ROWS * SCORE_STRIDE);
-    }
-
-    /// Turns the logits of the tile at `token` into weights, and says what the row's earlier sums are to be multiplied by.
-    DEVICE float push(const DecodeParams& p, float (&x)[LANE_KEYS], uint16 SHARED* weights, int token) {
-        int row = thread_index() / ROW_LANES;
-        int key = thread_index() % ROW_LANES * LANE_KEYS;
-        float scale = p.sm_scale * p.kv_scale * LOG2_E;
-        UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
-        if (unlikely(p.softcap != 0.0f)) {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-                float power = exp2(x[j] * (2.0f / p.softcap));
-                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
-            }
-        }
-        float highest = NEGATIVE_INFINITY;
-        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-            if (token + key + j >= limit) x[j] = NEGATIVE_INFINITY;
-            highest = ::maximum(highest, x[j]);
-        }
-        highest = lanes_maximum<ROW_LANES>(highest);
-        float factor = 1.0f;
-        if (highest > maximum + LAZY_MAX || maximum == NO_MAXIMUM) {
-            float raised = ::maximum(highest, NO_MAXIMUM);
-            factor = exp2(maximum - raised);
-            maximum = raised;
-            sum *= factor;
-        }
-        UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-            x[j] = exp2(x[j] - maximum);
-            sum += x[j];
-        }
-        write_weights<LANE_KEYS>(weights + row * SCORE_STRIDE + key, x);
-        return factor;
-    }
-
-    /// Writes the row's LSE, to `slot` or, if that is negative, to the result, and what its output is to be multiplied by.
-    /// Emptiness is a sum of zero: a NaN must show.
-    DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot, float SHARED* scale) {
-        sum = lanes_sum<ROW_LANES>(sum);
-        if (thread_index() % ROW_LANES != 0) return;
-        *scale = result_scale(p, sum, slot);
-        float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
-        Row of = row_of(p, virtual_seq, row);
-        if (!of.valid) return;
-        if (slot < 0) {
-            write_lse(p, of, lse);
-        } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
-        }
-    }
-};
+/// This lane's logits of a row, of neighbouring tokens.
+DEVICE void read_scores(float (&x)[LANE_KEYS], const float SHARED* scores) {
+    scores += thread_index() / ROW_LANES * SCORE_STRIDE + thread_index() % ROW_LANES * LANE_KEYS;
+    UNROLL for (int d = 0; d < DEPTH; d++) read_floats<LANE_KEYS>(x, scores + d * BLOCK_ROWS * SCORE_STRIDE);
+}
 
 /// Accumulated outputs of all rows, this wave's columns.
 struct Output {
@@ -163,15 +100,7 @@ struct Output {
     static constexpr int DEFERRED = FP8 ? 0 : UNITS / 2;
     static constexpr int AT_ONCE = UNITS - DEFERRED;
 
-    DEVICE void rescale(const float SHARED* factors) {
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            float factor[ROW_SLOTS];
-            UNROLL for (int s = 0; s < ROW_SLOTS; s++) factor[s] = factors[m * 16 + accum_row(row_slot_element[s])];
-            UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
-                UNROLL for (int i = 0; i < MMA_ELEMS; i++) tile[m][n].value[i] *= factor[row_slot(i)];
-            }
-        }
-    }
+    DEVICE void rescale(const float SHARED* factors) { rescale_rows(tile, factors); }
 
     /// What units multiply: weights of 16 tokens, and values, which are loaded one unit ahead unless registers are short.
     static constexpr int LOADED = ROW_TILES > 2 ? 1 : 2;
@@ -203,26 +132,7 @@ struct Output {
 
     /// Writes the piece's result, to `slot` or, if that is negative, to the output, and starts afresh.
     DEVICE void finish(const DecodeParams& p, int virtual_seq, int first_row, int64 slot, const float SHARED* scale) {
-        UNROLL for (int m = 0; m < ROW_TILES; m++) {
-            UNROLL for (int s = 0; s < ROW_SLOTS; s++) {
-                int local = m * 16 + accum_row(row_slot_element[s]);
-                Row row = row_of(p, virtual_seq, first_row + local);
-                float factor = scale[local];
-                uint16 GLOBAL* out = result_row(p, row, slot, first_row + local);
-                UNROLL for (int n = 0; n < COLUMNS / 16; n++) {
-                    UNROLL for (int i = 0; i < MMA_ELEMS; i += MMA_VECTOR) {
-                        if (row_slot(i) != s) continue;
-                        int column = wave_index() * COLUMNS + n * 16 + accum_column(i);
-                        float value[MMA_VECTOR];
-                        // A row that saw nothing is zero even beside values that are not finite.
-                        UNROLL for (int j = 0; j < MMA_VECTOR; j++) {
-                            value[j] = factor == 0.0f ? 0.0f : tile[m][n].value[i + j] * factor;
-                        }
-                        if (row.valid) store_narrow<MMA_VECTOR>(out + column, value);
-                    }
-                }
-            }
-        }
+        write_results(p, tile, virtual_seq, first_row, wave_index() * COLUMNS, slot, scale);
         clear();
     }
 
@@ -250,6 +160,7 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
+    if (part.empty()) return;  // one past the last sequence has no row in the block table
     // The first pages are looked up while the length is on its way; most often they are the right ones.
     Cursor at = {part.seq, part.token, 0};
     Loader loader;
@@ -320,7 +231,7 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     NO_UNROLL while (true) {
         // Logits of tile i to weights; what the next step reads arrives meanwhile.
         float x[LANE_KEYS] = {};
-        Softmax::read(x, scores);
+        read_scores(x, scores);
         uint16 SHARED* weights = all_weights + parity * WEIGHTS_ELEMS;
         Output::Operands products;
         if (Output::DEFERRED > 0 && deferred) {
@@ -329,7 +240,9 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
             Output::load_values(products, Output::AT_ONCE, values);
             UNROLL for (int u = Output::AT_ONCE; u < Output::UNITS; u++) output.push(u, products, earlier, values);
         }
-        float factor = softmax.push(p, x, weights, at.token);
+        int key = thread_index() % ROW_LANES * LANE_KEYS;
+        float factor = softmax.weigh(p, x, [&](int j) { return at.token + key + j; });
+        write_weights<LANE_KEYS>(weights + row * SCORE_STRIDE + key, x);
         if (thread_index() % ROW_LANES == 0) rescale[row] = factor;
         int seq = at.seq;
         bool last = at.advance(p, part);  // of this sequence; `at` is at tile i + 1 now

@@ -20,6 +20,10 @@ pub mod host;
 #[cfg(feature = "rocm")]
 pub mod rocm;
 
+#[cfg(any(feature = "cuda", feature = "rocm"))]
+#[cfg_attr(docsrs, doc(cfg(any(feature = "cuda", feature = "rocm"))))]
+pub use gpu::{Gpu, GpuBuffer, GpuGraph, GpuKernel, GpuStream};
+
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
 use crate::kernel::{Launch, Params, Variant};
@@ -69,6 +73,8 @@ pub struct DecodeShape {
     pub batch: usize,
     /// Longest sequence that the plan must serve, in tokens.
     pub max_seq_len: usize,
+    /// Whether forms made for this architecture alone are left out, to compare them with what serves the others.
+    pub portable: bool,
     /// Whether stage 1 may choose how sequences are split, as under [`SplitPolicy::Auto`](crate::SplitPolicy::Auto).
     pub free_splits: bool,
 }
@@ -144,6 +150,21 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// # Safety
     /// `raw` is a live stream of this device's context and outlives the result.
     unsafe fn borrow_stream(&self, raw: u64) -> Result<Self::Stream>;
+
+    /// As [`Backend::borrow_stream`], for work that touches no memory of this backend: what is enqueued is the caller's to wait
+    /// for, nothing is noted of the stream, and so the call is cheap enough to be made for a single launch.
+    ///
+    /// # Safety
+    /// As [`Backend::borrow_stream`].
+    unsafe fn visit_stream(&self, raw: u64) -> Result<Self::Stream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.borrow_stream(raw) }
+    }
+
+    /// The raw handle of a stream (`CUstream`, `hipStream_t`), for other libraries of the process; 0 where streams have none.
+    fn raw_stream(&self, _stream: &Self::Stream) -> u64 {
+        0
+    }
 
     /// Copies host bytes to the device in stream order. `src` may be reused as soon as this returns.
     ///

@@ -91,15 +91,17 @@ impl SplitRequest<'_> {
         }
         let num_decodes = self.first_prefill().unwrap_or(num_reqs);
         let num_decode_tokens = match num_decodes {
-            all if all == num_reqs => self.num_tokens,
-            some => self.query_lens[..some].iter().sum(),
+            all if all == num_reqs => Some(self.num_tokens),
+            some => self.query_lens[..some].iter().try_fold(0, |sum: usize, &len| sum.checked_add(len)),
         };
-        let num_prefill_tokens = self.num_tokens.checked_sub(num_decode_tokens).ok_or_else(|| {
+        let fits = num_decode_tokens.filter(|&tokens| tokens <= self.num_tokens);
+        let num_decode_tokens = fits.ok_or_else(|| {
             Error::argument(
                 "num_tokens",
-                format!("{} tokens, but the decodes alone have {num_decode_tokens}", self.num_tokens),
+                format!("{} tokens, but the {num_decodes} decodes alone have more", self.num_tokens),
             )
         })?;
+        let num_prefill_tokens = self.num_tokens - num_decode_tokens;
         Ok(BatchSplit { num_decodes, num_prefills: num_reqs - num_decodes, num_decode_tokens, num_prefill_tokens })
     }
 
@@ -325,6 +327,9 @@ mod tests {
             is_prefilling: None,
         };
         assert!(matches!(request.split(), Err(Error::Argument { arg: "num_tokens", .. })));
+        let request = SplitRequest { query_lens: &[usize::MAX, 2, 9], decode_threshold: usize::MAX, ..request };
+        let request = SplitRequest { is_prefilling: Some(&[false, false, true]), ..request };
+        assert!(matches!(request.split(), Err(Error::Argument { arg: "num_tokens", .. })), "the sum overflows");
         let request = SplitRequest { is_prefilling: Some(&[true]), ..request };
         assert!(matches!(request.split(), Err(Error::Argument { arg: "is_prefilling", .. })));
     }

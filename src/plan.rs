@@ -414,7 +414,8 @@ mod tests {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (state >> 33) % below
         };
-        for _ in 0..3000 {
+        // Miri takes a tenth of a second for each.
+        for _ in 0..if cfg!(miri) { 50 } else { 3000 } {
             let batch = random(40) as usize;
             let longest = 1 + random(300);
             let tiles: Vec<i32> = (0..batch).map(|_| random(longest + 1) as i32).collect();
@@ -442,6 +443,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "a device asks the machine for its facts")]
     fn sizes_that_overflow_are_refused_by_name() {
         use crate::backend::Backend;
         let host = crate::Host::with_threads(1);

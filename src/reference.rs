@@ -26,24 +26,38 @@ pub fn attend(
     num_tokens: usize,
     sm_scale: f64,
     softcap: f64,
+    kv_row: impl FnMut(usize, &mut [f64]),
+) -> Attended {
+    attend_repeated(q, kv_lora_rank, &vec![1; num_tokens], sm_scale, softcap, kv_row)
+}
+
+/// As [`attend`], over `counts[j]` tokens with cached row `j` each: what long sequences of few distinct rows cost does not
+/// depend on their length. A row that no token has is not asked for.
+pub fn attend_repeated(
+    q: &[f64],
+    kv_lora_rank: usize,
+    counts: &[u32],
+    sm_scale: f64,
+    softcap: f64,
     mut kv_row: impl FnMut(usize, &mut [f64]),
 ) -> Attended {
     let mut row = vec![0.0; q.len()];
-    let logits: Vec<f64> = (0..num_tokens)
-        .map(|j| {
+    let seen = || counts.iter().enumerate().filter(|(_, count)| **count > 0);
+    let logits: Vec<f64> = seen()
+        .map(|(j, _)| {
             kv_row(j, &mut row);
             let x = q.iter().zip(&row).map(|(q, k)| q * k).sum::<f64>() * sm_scale;
             if softcap > 0.0 { softcap * (x / softcap).tanh() } else { x }
         })
         .collect();
     let mut out = vec![0.0; kv_lora_rank];
-    if num_tokens == 0 {
+    if logits.is_empty() {
         return Attended { out, lse: f64::NEG_INFINITY };
     }
     let max = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let mut sum = 0.0;
-    for (j, logit) in logits.iter().enumerate() {
-        let weight = (logit - max).exp();
+    for ((j, &count), logit) in seen().zip(&logits) {
+        let weight = f64::from(count) * (logit - max).exp();
         sum += weight;
         kv_row(j, &mut row);
         for (out, v) in out.iter_mut().zip(&row) {
@@ -198,6 +212,16 @@ mod tests {
         let merged = merge(&parts);
         assert!((merged.lse - got.lse).abs() < 1e-15);
         assert!(merged.out.iter().zip(&got.out).all(|(x, y)| (x - y).abs() < 1e-15));
+    }
+
+    #[test]
+    fn a_repeated_row_counts_as_often_as_it_is_there() {
+        let rows = [[1.0, 2.0, 0.0], [3.0, -1.0, 0.5], [f64::NAN; 3]];
+        let fill = |j: usize, row: &mut [f64]| row.copy_from_slice(&rows[j]);
+        let got = attend_repeated(&[1.0, 0.0, 5.0], 2, &[2, 1, 0], 0.5, 0.0, fill);
+        let want = attend(&[1.0, 0.0, 5.0], 2, 3, 0.5, 0.0, |j, row| row.copy_from_slice(&rows[j % 2]));
+        assert!((got.lse - want.lse).abs() < 1e-15);
+        assert!(got.out.iter().zip(&want.out).all(|(x, y)| (x - y).abs() < 1e-15), "{got:?} {want:?}");
     }
 
     #[test]

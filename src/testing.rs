@@ -3,6 +3,8 @@
 use std::fmt::Display;
 use std::io::Write;
 
+use half::{bf16, f16};
+
 use crate::backend::Backend;
 use crate::error::Result;
 use crate::tensor::{DType, Tensor};
@@ -70,6 +72,26 @@ pub fn poisoned<B: Backend, const N: usize>(backend: &B, shape: [usize; N], dtyp
     let tensor = Tensor::empty(backend, shape, dtype)?;
     tensor.fill_bytes(backend, 0xFF)?;
     Ok(tensor)
+}
+
+/// A contiguous tensor's bytes, whatever its type.
+///
+/// # Errors
+/// As [`Tensor::to_vec`].
+pub fn bytes<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Result<Vec<u8>> {
+    Ok(match tensor.dtype() {
+        DType::F32 => bytemuck::cast_slice(&tensor.to_vec::<f32>(backend)?).to_vec(),
+        DType::F16 => bytemuck::cast_slice(&tensor.to_vec::<f16>(backend)?).to_vec(),
+        DType::BF16 => bytemuck::cast_slice(&tensor.to_vec::<bf16>(backend)?).to_vec(),
+        DType::I32 => bytemuck::cast_slice(&tensor.to_vec::<i32>(backend)?).to_vec(),
+        DType::I64 => bytemuck::cast_slice(&tensor.to_vec::<i64>(backend)?).to_vec(),
+        DType::U8 | DType::Fp8E4m3 | DType::Fp8E4m3Fnuz => tensor.to_vec::<u8>(backend)?,
+    })
+}
+
+/// The byte that fills elements of a float type with NaN.
+pub const fn nan_byte(dtype: DType) -> u8 {
+    if matches!(dtype, DType::Fp8E4m3Fnuz) { 0x80 } else { 0xFF }
 }
 
 /// How two results of the same shape differ.

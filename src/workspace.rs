@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::observe::event;
 
 /// Every view begins on a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
@@ -183,18 +184,32 @@ impl<B: Backend> Workspace<B> {
         self.buffers.get(slot)?.as_ref()
     }
 
+    /// Sets every byte of a slot, to poison it for instance, and waits. A slot without a buffer has none.
+    ///
+    /// # Errors
+    /// [`Error::Driver`].
+    ///
+    /// # Safety
+    /// No step that uses the slot is under way: one that finds its schedule overwritten reads anywhere.
+    pub unsafe fn fill_bytes(&mut self, slot: usize, byte: u8) -> Result<()> {
+        let Some(buffer) = self.buffer(slot) else { return Ok(()) };
+        let bytes = self.table.slot(slot)?.bytes;
+        let stream = self.backend.create_stream()?;
+        // SAFETY: the slot's buffer has these bytes; that nothing else uses them is the caller's promise.
+        unsafe { self.backend.fill(&stream, self.backend.addr(buffer), byte, bytes)? };
+        self.backend.synchronize(&stream)
+    }
+
     /// Forbids growth from now on: what was reserved is all there is.
     pub fn lock(&mut self) {
         self.table.lock();
-        #[cfg(feature = "tracing")]
-        tracing::debug!(bytes = self.table.bytes().sum::<usize>(), "workspace locked");
+        event!(DEBUG, bytes = self.table.bytes().sum::<usize>(), "workspace locked");
     }
 
     /// Allows growth again. Buffers that graphs use still cannot be replaced.
     pub fn unlock(&mut self) {
         self.table.unlock();
-        #[cfg(feature = "tracing")]
-        tracing::debug!("workspace unlocked");
+        event!(DEBUG, "workspace unlocked");
     }
 
     /// Sizes, generations and lock.
@@ -214,8 +229,7 @@ impl<B: Backend> Workspace<B> {
         }
         self.buffers[slot] = Some(Arc::new(self.backend.alloc(bytes, "the workspace")?));
         self.table.replaced(slot, bytes)?;
-        #[cfg(feature = "tracing")]
-        tracing::debug!(slot, from = have, to = bytes, caller = %caller, "workspace slot resized");
+        event!(DEBUG, slot, from = have, to = bytes, caller = %caller, "workspace slot resized");
         Ok(())
     }
 }

@@ -5,7 +5,8 @@ mod common;
 use common::{Problem, encode, tensor};
 use latentwave::testing::{check_close, poisoned};
 use latentwave::{
-    Backend, DType, DecodeArgs, Error, GraphBackend, Host, MlaConfig, MlaDecode, SplitPolicy, Stream, Tensor, Workspace,
+    Backend, DType, DecodeArgs, Error, GraphBackend, Host, KvCache, MlaConfig, MlaDecode, SplitPolicy, Stream, Tensor,
+    Workspace,
 };
 
 fn problem(policy: SplitPolicy) -> Problem {
@@ -146,4 +147,22 @@ fn what_no_kernel_serves_is_refused_by_name() {
         MlaDecode::new(&host, MlaConfig::deepseek(4, 16), DType::F32, DType::I32),
         Err(Error::Unsupported { .. })
     ));
+}
+
+#[test]
+fn pages_without_a_token_are_no_cache() {
+    let host = Host::new();
+    let pages = Tensor::zeros(&host, [3, 0, 656], DType::U8).unwrap();
+    let rows = Tensor::zeros(&host, [3, 0, 576], DType::BF16).unwrap();
+    for refused in [KvCache::ds_mla(&pages), KvCache::split(&rows, None)] {
+        assert!(matches!(refused, Err(Error::Shape { arg: "kv_cache", .. })), "{refused:?}");
+    }
+}
+
+#[test]
+fn rows_with_rope_values_off_a_word_are_no_cache() {
+    let memory = Tensor::zeros(&Host::new(), [1, 3, 657], DType::U8).unwrap();
+    for rows in [memory.columns(1..657).unwrap(), memory.narrow(1, 1..3).unwrap().columns(0..656).unwrap()] {
+        assert!(matches!(KvCache::ds_mla(&rows), Err(Error::Argument { arg: "kv_cache", .. })));
+    }
 }

@@ -26,6 +26,7 @@ on_every_backend!(
     a_schedule_made_outside_a_capture_is_no_part_of_its_graph,
     a_plan_serves_only_the_layer_that_it_was_made_for,
     outputs_that_overlap_any_input_are_refused,
+    a_step_tells_which_graphs_serve_it,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -371,5 +372,34 @@ fn outputs_that_overlap_any_input_are_refused<B: GraphBackend>(backend: &B) {
         };
         let refused = decode.run(&stream, &plan, &mut workspace, args);
         assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "{refused:?}");
+    }
+}
+
+fn a_step_tells_which_graphs_serve_it<B: GraphBackend>(backend: &B) {
+    let config = SessionConfig { capture_sizes: Some(vec![4, 16]), ..config(4, 0) };
+    let mut session = session(backend, config.clone());
+    let mut seen = Vec::new();
+    session
+        .capture(|step| {
+            seen.push((step.mode(), step.num_tokens(), step.graph_tokens()));
+            Ok(())
+        })
+        .expect("capture");
+    // Once eagerly, then into the one full graph: no decode batch has 16 sequences.
+    assert_eq!(seen, [(RuntimeMode::None, 4, 4), (RuntimeMode::Full, 4, 4)]);
+
+    let table = tables(&[20], 16, config.num_pages, 3);
+    for (prefill_tokens, wanted) in
+        [(9, (RuntimeMode::Piecewise, 10, 16)), (2, (RuntimeMode::Piecewise, 3, 4)), (16, (RuntimeMode::None, 17, 17))]
+    {
+        let batch = StepBatch { prefill_tokens, prefill_reqs: 1, ..StepBatch::decode(1, &[20], &table) };
+        let mut got = None;
+        let report = session
+            .step(&batch, |step| {
+                got = Some((step.mode(), step.num_tokens(), step.graph_tokens()));
+                Ok(())
+            })
+            .expect("step");
+        assert_eq!((got, report.mode), (Some(wanted), wanted.0), "{prefill_tokens} prompt tokens: {report}");
     }
 }

@@ -2,8 +2,10 @@
 //
 // With few query rows the cache is what takes time. The products are transposed, so that no row of them is wasted:
 //
-//   loader   one warp keeps a ring of tiles filled, in units of 64 columns
-//   the rest one warpgroup: logits = tile x queries, softmax down the columns, sums += tile' x weights, 64 columns at a time
+//   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
+//            sums += tile' x weights. Each has sums and maxima of its own. The group that has the last tile takes over the
+//            other's sums and writes the result, while the other goes on to the next piece
+//   loaders  one or two warps keep the ring filled
 //
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
@@ -14,20 +16,28 @@ constexpr int QUERY_UNIT_BYTES = ROWS * UNIT_COLUMNS * 2;
 constexpr int WEIGHTS_BYTES = ROWS * TILE_TOKENS * 2;
 constexpr int SUMS = ROWS / 2;        // of a product, in a lane's registers
 constexpr int LANE_ROWS = ROWS / 4;   // query rows of which a lane holds logits and sums: 8 (i / 2) + lane % 4 * 2 + i % 2
+constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
-static_assert((ROWS == 16 || ROWS == 32) && THREADS == GROUP_THREADS + 32, "a warpgroup and a loader");
+// Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
+constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8;
+constexpr int LOADER_REGISTERS = 24;
+constexpr int GROUP_REGISTERS = 240;
+constexpr int LOADERS = SHARES_REGISTERS ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
+static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
+static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
-/// Shared memory, in bytes from its beginning. Results pass through the queries' place.
-constexpr int QUERY_AT = RING_BYTES;
+/// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
+constexpr int QUERY_AT = UNITS_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
-constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * WEIGHTS_BYTES;
-constexpr int LIMIT_AT = EXCHANGE_AT + GROUP_WARPS * ROWS * 4;
-constexpr int SLOT_AT = LIMIT_AT + ROWS * 4;
-constexpr int BARRIERS_AT = SLOT_AT + 8;
-constexpr int SHARED_BYTES = BARRIERS_AT + RING_BARRIERS * 8;
+constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
+constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
+constexpr int QUERY_SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;
+constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
+constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
+constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
+constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
-static_assert(ROTARIES == 2, "as many weights as rotary units");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
@@ -35,40 +45,57 @@ static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 /// Query row of a lane's `i`-th column.
 DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
-/// Waits for the warpgroup.
-DEVICE void group_barrier() { named_barrier(1, GROUP_THREADS); }
+/// Waits for both warpgroups.
+DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
+/// Waits for one of them.
+DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
 
-/// Loads the query rows of a virtual sequence; those that do not exist become zeros.
-DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* queries) {
-    NO_UNROLL for (int local = thread_index() / 8; local < ROWS; local += GROUP_THREADS / 8) {
+/// Loads the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
+DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
+    unsigned char SHARED* queries = shared + QUERY_AT;
+    int chunk = thread_index() % 8;
+    NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
-        int chunk = thread_index() % 8;
         const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
         if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
-                         row.valid);
+        if constexpr (FP8) {
+            // Read twice, a few at a time: registers are full of sums.
+            auto word_of = [&](int unit) {
+                return row.valid ? *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS) : Word4{0, 0, 0, 0};
+            };
+            uint32 largest = 0;
+#pragma unroll 3
+            for (int unit = 0; unit < QUERY_UNITS; unit++) largest = largest_of(word_of(unit), largest);
+            UNROLL for (int mask = 1; mask < 8; mask *= 2) {
+                uint32 other = shuffle_xor(largest, mask);
+                if (other > largest) largest = other;
+            }
+            float scale = fitting_scale(largest);
+            if (chunk == 0) ((float SHARED*)(shared + QUERY_SCALE_AT))[local] = 1.0f / scale;
+#pragma unroll 3
+            for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                store_query(queries + unit / 2 * 2 * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, unit % 2 * 32 + chunk * 4,
+                            unit == LATENT_UNITS ? 8 : 16, word_of(unit), scale);
+            }
+        } else {
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
+                             row.valid);
+            }
         }
     }
     copy_commit();
 }
 
-/// The reduction of a lane's columns over the warpgroup's 64 tokens, in all lanes.
-template <typename Combine>
-DEVICE void reduce_tokens(float (&value)[LANE_ROWS], float SHARED* exchange, Combine combine) {
-    int lane = unhoisted(lane_index());
-    int warp = warp_of_group();
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        UNROLL for (int mask = 4; mask < 32; mask *= 2) value[i] = combine(value[i], shuffle_xor(value[i], mask));
-        if (lane < 4) exchange[warp * ROWS + lane_row(lane, i)] = value[i];
-    }
-    group_barrier();
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        value[i] = exchange[lane_row(lane, i)];
-        UNROLL for (int other = 1; other < GROUP_WARPS; other++) {
-            value[i] = combine(value[i], exchange[other * ROWS + lane_row(lane, i)]);
+/// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
+DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
+    NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
+        unsigned char SHARED* rows = ring + place.after(unit).index * UNIT_BYTES;
+        NO_UNROLL for (int word = valid * 8 + thread_index() % GROUP_THREADS; word < TILE_TOKENS * 8; word += GROUP_THREADS) {
+            *(Word4 SHARED*)(rows + word * 16) = {0, 0, 0, 0};
         }
     }
+    publish_to_async();
 }
 
 struct Softmax {
@@ -76,14 +103,14 @@ struct Softmax {
     int least;                                 // of the limits of this lane's rows
     int begin;                                 // first token of this piece
     float maximum[LANE_ROWS], sum[LANE_ROWS];  // the sums are this lane's share
+    float query_scale[LANE_ROWS];              // of queries that were scaled to fit f16
 
-    /// Writes what all threads need to know of a piece. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, unsigned char SHARED* shared) {
-        int SHARED* limit = (int SHARED*)(shared + LIMIT_AT);
-        int local = thread_index();
+    /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
+    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
+        int local = thread_index() % GROUP_THREADS;
         if (local == ROWS) {
             Slots slots = slots_of(p, at.seq);
-            *(int64 SHARED*)(shared + SLOT_AT) = slots.count == 0 ? -1 : slots.begin + at.split;
+            *slot = slots.count == 0 ? -1 : slots.begin + at.split;
         }
         if (local >= ROWS) return;
         Row of = row_of(p, at.seq, first_row + local);
@@ -91,18 +118,23 @@ struct Softmax {
         limit[local] = of.valid ? smaller(visible, at.end) : 0;
     }
 
-    DEVICE void begin_piece() {
+    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* scales) {
         int lane = unhoisted(lane_index());
+        limit = its_limit;
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
             sum[i] = 0.0f;
+            query_scale[i] = FP8 ? scales[lane_row(lane, i)] : 1.0f;
             least = smaller(least, limit[lane_row(lane, i)]);
         }
     }
 
     /// Turns products into logits.
     DEVICE void mask(const DecodeParams& p, float (&x)[SUMS], int token) const {
+        if constexpr (FP8) {
+            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scale[i / 4 * 2 + i % 2];
+        }
         scale_logits(p, x);
         int warp = warp_of_group();
         if (token + TILE_TOKENS <= least && token >= begin) return;
@@ -124,7 +156,8 @@ struct Softmax {
     DEVICE void store_weights(const float (&x)[SUMS], uint32 weights) const {
         uint32 word[SUMS / 2];
         UNROLL for (int i = 0; i < SUMS; i += 2) {
-            word[i / 2] = pack(exp2(x[i] - maximum[i / 4 * 2]), exp2(x[i + 1] - maximum[i / 4 * 2 + 1]));
+            float low = exp2(x[i] - maximum[i / 4 * 2]), high = exp2(x[i + 1] - maximum[i / 4 * 2 + 1]);
+            word[i / 2] = FP8 ? pack_f16(low, high) : pack(low, high);
         }
         int lane = unhoisted(lane_index());
         int chunk = warp_of_group() * 2 + lane / 8 % 2;
@@ -136,15 +169,24 @@ struct Softmax {
     }
 
     /// Raises the maxima that need it, and says what each row's earlier sums are to be multiplied by.
-    DEVICE void raise(const float (&x)[SUMS], float (&factor)[LANE_ROWS], float SHARED* exchange) {
-        float highest[LANE_ROWS];
-        UNROLL for (int i = 0; i < LANE_ROWS; i++) highest[i] = ::maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
-        reduce_tokens(highest, exchange, [](float a, float b) { return ::maximum(a, b); });
+    DEVICE void raise(const float (&x)[SUMS], float (&factor)[LANE_ROWS], int group, float SHARED* exchange) {
+        int lane = unhoisted(lane_index());
+        int warp = warp_of_group();
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+            float highest = ::maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
+            UNROLL for (int mask = 4; mask < 32; mask *= 2) highest = ::maximum(highest, shuffle_xor(highest, mask));
+            if (lane < 4) exchange[warp * ROWS + lane_row(lane, i)] = highest;
+        }
+        group_barrier(group);
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+            float highest = exchange[lane_row(lane, i)];
+            UNROLL for (int other = 1; other < GROUP_WARPS; other++) {
+                highest = ::maximum(highest, exchange[other * ROWS + lane_row(lane, i)]);
+            }
             factor[i] = 1.0f;
-            if (highest[i] > maximum[i] + LAZY_MAX) {
-                factor[i] = exp2(maximum[i] - highest[i]);
-                maximum[i] = highest[i];
+            if (highest > maximum[i] + LAZY_MAX) {
+                factor[i] = exp2(maximum[i] - highest);
+                maximum[i] = highest;
                 sum[i] *= factor[i];
             }
         }
@@ -153,126 +195,190 @@ struct Softmax {
     DEVICE void add(const float (&x)[SUMS]) {
         UNROLL for (int i = 0; i < SUMS; i++) sum[i / 4 * 2 + i % 2] += exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
     }
-};
 
-/// Writes a piece's result: LATENT_UNITS x 64 columns of this warpgroup's query rows, to `slot` or, if negative, to the output.
-DEVICE void write_output(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], const float (&scale)[LANE_ROWS], int seq,
-                         int64 slot, int first_row, unsigned char SHARED* staging) {
-    constexpr int ROW_BYTES = KV_LORA_RANK * 2;
-    int lane = unhoisted(lane_index());
-    int warp = warp_of_group();
-    auto scaled = [&](int unit, int i) {
-        // A row that saw nothing is zero even beside values that are not finite.
-        float factor = scale[i / 4 * 2 + i % 2];
-        return factor == 0.0f ? 0.0f : o[unit][i] * factor;
-    };
-    UNROLL for (int block = 0; block < SUMS / 8; block++) {
-        int row = (block * 2 + lane / 16) * 8 + lane % 8;
-        uint32 to = shared_address(staging) + row * ROW_BYTES + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-            uint32 word[4];
-            UNROLL for (int i = 0; i < 4; i++) {
-                word[i] = pack(scaled(unit, block * 8 + i * 2), scaled(unit, block * 8 + i * 2 + 1));
-            }
-            store_matrix_trans(to + unit * 128, word[0], word[1], word[2], word[3]);
+    /// Tells the other group this one's maxima and sums. To be followed by a barrier.
+    DEVICE void tell(int group, unsigned char SHARED* shared) {
+        int lane = unhoisted(lane_index());
+        int warp = warp_of_group();
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+            UNROLL for (int mask = 4; mask < 32; mask *= 2) sum[i] += shuffle_xor(sum[i], mask);
+        }
+        if (lane >= 4) return;
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+            int row = lane_row(lane, i);
+            ((float SHARED*)(shared + EXCHANGE_AT))[(group * GROUP_WARPS + warp) * ROWS + row] = sum[i];
+            if (warp == 0) ((float SHARED*)(shared + MAXIMA_AT))[group * ROWS + row] = maximum[i];
         }
     }
-    group_barrier();
+};
+
+/// A row's maximum and sum over both groups, and what each group's sums are to be multiplied by before they are added.
+struct Total {
+    float maximum, sum, factor[GROUPS];
+
+    DEVICE Total(int row, const unsigned char SHARED* shared) {
+        const float SHARED* sums = (const float SHARED*)(shared + EXCHANGE_AT) + row;
+        const float SHARED* maxima = (const float SHARED*)(shared + MAXIMA_AT) + row;
+        maximum = ::maximum(maxima[0], maxima[ROWS]);
+        sum = 0.0f;
+        UNROLL for (int group = 0; group < GROUPS; group++) {
+            float its_sum = 0.0f;
+            UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) its_sum += sums[(group * GROUP_WARPS + warp) * ROWS];
+            factor[group] = exp2(maxima[group * ROWS] - maximum);
+            sum += its_sum * factor[group];
+        }
+    }
+
+    /// Emptiness is a sum of zero: a NaN must show.
+    DEVICE float lse() const { return sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2; }
+};
+
+/// Sums of a group: the result's columns by units, transposed.
+using Sums = float[LATENT_UNITS][SUMS];
+
+/// Units of sums that fit into a tile's units of values, and how many of those they take. A group does not give them back at the end
+/// of a piece before the sums have been handed over. What does not fit goes by way of the other group's tile, later.
+constexpr int SUMS_BYTES = SUMS * GROUP_THREADS * 4;
+constexpr int HANDED_UNITS = CACHED_UNITS * UNIT_BYTES < LATENT_UNITS * SUMS_BYTES ? CACHED_UNITS * UNIT_BYTES / SUMS_BYTES : LATENT_UNITS;
+constexpr int HELD_UNITS = HANDED_UNITS * SUMS_BYTES / UNIT_BYTES;
+static_assert(HELD_UNITS == CACHED_UNITS / 2 || HELD_UNITS == CACHED_UNITS, "whole halves are given back");
+static_assert(HANDED_UNITS == LATENT_UNITS || 2 * HANDED_UNITS == LATENT_UNITS, "by way of two tiles");
+
+/// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
+DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
+    int word = (unit % HANDED_UNITS * SUMS + i) / 4 * GROUP_THREADS;
+    constexpr int UNIT_WORDS = UNIT_BYTES / 16;
+    return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
+                                                                                       thread_index() % GROUP_THREADS];
+}
+
+/// Hands over HANDED_UNITS units of sums from `first` on.
+template <int first>
+DEVICE void hand_over(const Sums& o, UnitPlace place, unsigned char SHARED* shared) {
+    UNROLL for (int unit = first; unit < first + HANDED_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            handed_over(shared, place, unit, i) = {o[unit][i], o[unit][i + 1], o[unit][i + 2], o[unit][i + 3]};
+        }
+    }
+    publish_to_async();
+}
+
+/// Writes a piece's result, to `slot` or, if negative, to the output: this group's sums and, unless it had all tiles, those that
+/// the other has handed over in the tile before. The result passes through the units of the last tile, at `place`.
+DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, int seq, int64 slot, int first_row, UnitPlace place,
+                         UnitPlace before, unsigned char SHARED* shared) {
+    int lane = unhoisted(lane_index());
+    int warp = warp_of_group();
+    float scale[LANE_ROWS], other_scale[LANE_ROWS], lse[LANE_ROWS];
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+        Total total(lane_row(lane, i), shared);
+        float result = result_scale(p, total.sum, slot);
+        scale[i] = result * (group == 0 ? total.factor[0] : total.factor[1]);
+        other_scale[i] = result * (group == 0 ? total.factor[1] : total.factor[0]);
+        lse[i] = total.lse();
+    }
+    // A row that saw nothing is zero even beside values that are not finite.
+    auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
+    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] = scaled(o[unit][i], scale[i / 4 * 2 + i % 2]);
+        if (alone) continue;
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            Float4 more = handed_over(shared, unit < HANDED_UNITS ? before : place, unit, i);
+            o[unit][i] += scaled(more.x, other_scale[i / 2]);
+            o[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
+            o[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
+            o[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
+        }
+    }
+    if (HANDED_UNITS < LATENT_UNITS) group_barrier(group);
+    constexpr int ROW_BYTES = KV_LORA_RANK * 2;
+    constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
+    static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
+    if constexpr (FP8) {
+        UNROLL for (int i = 0; i < SUMS; i += 4) {
+            UNROLL for (int e = 0; e < 2; e++) {
+                int row = lane % 4 * 2 + e;
+                unsigned char SHARED* to = shared + place.after(i / 4).index * UNIT_BYTES + row * ROW_BYTES +
+                                           ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
+                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                    *(uint32 SHARED*)(to + unit * 128) = pack(o[unit][i + e], o[unit][i + e + 2]);
+                }
+            }
+        }
+    } else {
+        UNROLL for (int block = 0; block < SUMS / 8; block++) {
+            uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
+                        ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                const float* x = o[unit] + block * 8;
+                store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        }
+    }
+    publish_to_async();
+    group_barrier(group);
     NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
         Row of = row_of(p, seq, first_row + r);
         if (!of.valid) continue;
+        const unsigned char SHARED* from = shared + place.after(r / UNIT_ROWS).index * UNIT_BYTES + r % UNIT_ROWS * ROW_BYTES;
+        uint16 GLOBAL* to = result_row(p, of, slot, first_row + r);
         UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-            store_output(result_row(p, of, slot, first_row + r) + word * 8,
-                         *(const Word4 SHARED*)(staging + r * ROW_BYTES + (word ^ r % 8) * 16));
+            store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
         }
     }
-}
-
-/// Writes outputs and LSE of a piece.
-DEVICE void finish(const DecodeParams& p, const float (&o)[LATENT_UNITS][SUMS], Softmax& softmax, int seq, int first_row,
-                   unsigned char SHARED* shared) {
-    reduce_tokens(softmax.sum, (float SHARED*)(shared + EXCHANGE_AT), [](float a, float b) { return a + b; });
-    int lane = unhoisted(lane_index());
-    int warp = warp_of_group();
-    int64 slot = *(const int64 SHARED*)(shared + SLOT_AT);
-    float scale[LANE_ROWS];
+    if (warp != 0 || lane >= 4) return;
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        // Emptiness is a sum of zero: a NaN must show.
-        bool empty = softmax.sum[i] == 0.0f;
-        scale[i] = result_scale(p, softmax.sum[i], slot);
-        float lse = empty ? NEGATIVE_INFINITY : (softmax.maximum[i] + log2(softmax.sum[i])) * LN_2;
         int row = first_row + lane_row(lane, i);
         Row of = row_of(p, seq, row);
-        if (warp != 0 || lane >= 4 || !of.valid) continue;
+        if (!of.valid) continue;
         if (slot < 0) {
-            write_lse(p, of, lse);
+            write_lse(p, of, lse[i]);
         } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse;
+            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse[i];
         }
     }
-    write_output(p, o, scale, seq, slot, first_row, shared + QUERY_AT);
 }
 
-DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first_row, unsigned char SHARED* shared,
-                   const Ring& ring) {
-    int lane = lane_index();
-    float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT);
-    HalfPlace left = {0, 0};
-    TilePlace tile = {0, 0};
-    bool first = true;
-    Softmax softmax;
-    softmax.limit = (const int SHARED*)(shared + LIMIT_AT);
-    softmax.begin = at.seq == part.seq ? part.token : 0;
-    float o[LATENT_UNITS][SUMS];
-    load_queries(p, at.seq, first_row, shared + QUERY_AT);
-    Softmax::describe(p, at, first_row, shared);
-    NO_UNROLL while (at.more) {
-        if (first) {
-            copy_wait<0>();
-            publish_to_async();
-            group_barrier();
-            softmax.begin_piece();
-        }
-        HalfPlace right = left;
-        right.advance();
-        float x[SUMS];
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            bool rotary = unit == LATENT_UNITS;
-            const HalfPlace& half = unit < HALF_UNITS ? left : right;
-            uint32 keys = rotary ? ring.rotary(tile.index) : ring.half(half.index) + unit % HALF_UNITS * UNIT_BYTES;
-            barrier_wait(rotary ? ring.rotary_full(tile.index) : ring.half_full(half.index) + unit % HALF_UNITS * 8,
-                         rotary ? tile.parity : half.parity);
+/// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
+DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
+                          const Units& units) {
+    if constexpr (FP8) {
+        auto load = [&](Bytes& bytes, int part) {
+            UnitPlace keys = place.after(part / 2);
+            if (part % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
+            load_keys(bytes, shared + keys.index * UNIT_BYTES, part % 2, part == LATENT_UNITS);
+        };
+        auto multiply = [&](int part, int step, const uint32* a) {
+            product_keys_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES + step * 32), part + step > 0);
+        };
+        multiply_widened<QUERY_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_keys(a, bytes); }, multiply);
+    } else {
+        UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+            UnitPlace keys = place.after(unit);
+            barrier_wait(units.full(keys.index), keys.parity);
             products_begin();
             UNROLL for (int step = 0; step < 4; step++) {
-                product_keys<false>(x, rows_operand(keys + step * 32),
-                                    rows_operand(ring.base + QUERY_AT + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
+                product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
+                                    rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
             }
         }
         products_commit();
-        products_wait<0>();
-        if (ROPE_DIM > 0 && lane == 0) barrier_arrive(ring.rotary_empty(tile.index));
+    }
+}
 
-        softmax.mask(p, x, at.token);
-        if (at.end - at.token < TILE_TOKENS) {
-            clear_rows(shared + left.index * HALF_BYTES, at.end - at.token);
-            clear_rows(shared + right.index * HALF_BYTES, at.end - at.token);
-        }
-        uint32 weights = ring.base + WEIGHTS_AT + tile.index * WEIGHTS_BYTES;
-        softmax.store_weights(x, weights);
-        if (named_barrier_any(1, GROUP_THREADS, softmax.exceeds(x))) {
-            float factor[LANE_ROWS];
-            softmax.raise(x, factor, exchange);
-            if (!first) {
-                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                    UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] *= factor[i / 4 * 2 + i % 2];
-                }
-            }
-            softmax.store_weights(x, weights);
-            group_barrier();
-        }
+/// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
+/// is still under way.
+DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
+    if constexpr (FP8) {
+        auto load = [&](Bytes& bytes, int part) { load_values(bytes, units.unit(place.after(part / 2).index), part % 2); };
+        auto multiply = [&](int part, int step, const uint32* a) {
+            product_keys_held(o[part], a, rows_operand(weights + step * 32), step > 0 || !first);
+        };
+        multiply_widened<LATENT_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); }, multiply);
+    } else {
         products_begin();
         UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-            uint32 values = ring.half(unit < HALF_UNITS ? left.index : right.index) + unit % HALF_UNITS * UNIT_BYTES;
+            uint32 values = units.unit(place.after(unit).index);
             UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
                 product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
                                    step > 0 || !first);
@@ -280,22 +386,97 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
             if (unit == HALF_UNITS - 1) products_commit();
         }
         products_commit();
-        softmax.add(x);
-        products_wait<1>();
-        if (lane == 0) barrier_arrive(ring.half_empty(left.index));
-        products_wait<0>();
-        if (lane == 0) barrier_arrive(ring.half_empty(right.index));
-        left.advance(2);
-        tile.advance();
+    }
+}
 
-        first = at.last();
-        if (first) finish(p, o, softmax, at.seq, first_row, shared);
+/// A warpgroup: every second tile of each piece.
+DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first_row, int group, unsigned char SHARED* shared,
+                   const Units& units) {
+    int lane = lane_index();
+    uint32 queries = units.base + QUERY_AT;
+    // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
+    uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
+    float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
+    int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
+    int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
+    int turn = 0;            // of two descriptions of a piece
+    int ahead = GROUPS - 1;  // group that prepares the next piece
+    UnitPlace piece = {0, 0};
+    Softmax softmax;
+    softmax.begin = at.seq == part.seq ? part.token : 0;
+    Sums o;
+    NO_UNROLL while (true) {
+        if (group == ahead) {
+            load_queries(p, at.seq, first_row, shared);
+            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
+            copy_wait<0>();
+            publish_to_async();
+        }
+        pair_barrier();
+        softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
+        int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
+        UnitPlace place = piece.after(group * TILE_UNITS);
+        UnitPlace last_place = place;
+        NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {
+            int token = at.token + tile * TILE_TOKENS;
+            bool first = tile < GROUPS;
+            // Those of the tile before may still be read by other warps.
+            uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
+            float x[SUMS];
+            multiply_keys(x, queries, place, shared, units);
+            products_wait<0>();
+            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
+
+            softmax.mask(p, x, token);
+            if (at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
+            softmax.store_weights(x, weights);
+            if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
+                float factor[LANE_ROWS];
+                softmax.raise(x, factor, group, exchange);
+                if (!first) {
+                    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] *= factor[i / 4 * 2 + i % 2];
+                    }
+                }
+                softmax.store_weights(x, weights);
+                group_barrier(group);
+            }
+            multiply_values(o, weights, first, place, units);
+            softmax.add(x);
+            bool holds = tile + GROUPS >= tiles;
+            products_wait<1>();
+            constexpr int HALF = CACHED_UNITS / 2;
+            if (lane < HALF && !holds) barrier_arrive(units.empty(place.after(lane).index));
+            products_wait<0>();
+            if (lane < HALF && !(holds && HELD_UNITS > HALF)) barrier_arrive(units.empty(place.after(HALF + lane).index));
+            last_place = place;
+            place.advance(GROUPS * TILE_UNITS);
+        }
+        softmax.tell(group, shared);
+        ahead = tiles % GROUPS;
+        bool alone = tiles == 1;
+        if (group == ahead && !alone) {
+            group_barrier(group);  // no warp reads the tile any more
+            hand_over<0>(o, last_place, shared);
+        }
+        pair_barrier();
+        if constexpr (HANDED_UNITS < LATENT_UNITS) {
+            if (group == ahead && !alone) hand_over<HANDED_UNITS>(o, last_place.after(TILE_UNITS), shared);
+            pair_barrier();
+        }
+        if (group != ahead) {
+            UnitPlace before = last_place.before(TILE_UNITS);
+            write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);
+            warp_barrier();
+            if (lane < HELD_UNITS) barrier_arrive(units.empty(last_place.after(lane).index));
+            if (lane < HELD_UNITS && !alone) barrier_arrive(units.empty(before.after(lane).index));
+        }
+        piece.skip(tiles * TILE_UNITS);
+        at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
-        if (!first || !at.more) continue;
-        group_barrier();
-        load_queries(p, at.seq, first_row, shared + QUERY_AT);
-        Softmax::describe(p, at, first_row, shared);
+        if (!warp_any(at.more)) break;
         softmax.begin = 0;
+        turn ^= 1;
     }
 }
 
@@ -303,26 +484,32 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
-    Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    units.init(GROUP_WARPS);
     if (thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
-        ring.init(GROUP_WARPS, GROUP_WARPS);
-        barrier_publish_init();
     }
     grid_dependency_wait();
     grid_dependency_launch();
+    // Lengths are looked up once the schedule has told which: by then they are near.
+    if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     Part part = find_part(p, block_index() / row_blocks);
-    prefetch_pages(p, part);
+    int early = early_page(p, part);
     Cursor at(p, part);
     if (!at.more) return;
-    if (warpgroup_index() == 0) {
-        attend(p, part, at, first_row, shared, ring);
+    int role = warpgroup_index();
+    if (role < GROUPS) {
+        if constexpr (SHARES_REGISTERS) grow_registers<GROUP_REGISTERS>();
+        // So does knowing that there are two.
+        attend(p, part, at, first_row, role & 1, shared, units);
     } else {
-        load_tiles(p, part, at, latent, rope, ring);
+        if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
+        int loader = warp_of_group();
+        if (loader < LOADERS) load_units(p, part, at, early, loader, LOADERS, latent, rope, units);
     }
 }

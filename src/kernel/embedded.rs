@@ -19,8 +19,6 @@ use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"LWKERNEL";
 
-// AMD's archives are not carried yet: its kernels are compiled by hipRTC and cached.
-#[cfg(feature = "cuda")]
 macro_rules! prebuilt {
     ($arch:literal) => {
         ($arch, include_bytes!(concat!("../../kernels/prebuilt/", $arch, ".kernels")))
@@ -41,6 +39,16 @@ const ARCHIVES: &[(&str, &[u8])] = &[
     prebuilt!("sm_100a"),
     #[cfg(feature = "cuda")]
     prebuilt!("sm_120a"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx90a"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx942"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx950"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx1100"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx1201"),
 ];
 
 /// What an archive holds.
@@ -98,7 +106,8 @@ fn open(archive: &[u8]) -> Option<(Manifest, &[u8])> {
     Some((serde_json::from_slice(manifest).ok()?, kernels))
 }
 
-fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
+/// The code that an archive (of [`build`]) holds for exactly this source. A damaged archive holds none.
+pub fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
     let (manifest, kernels) = open(archive)?;
     let entry = manifest.kernels.into_iter().find(|entry| entry.variant == source.name)?;
     if entry.source != source.hash() {
@@ -107,7 +116,7 @@ fn extract(archive: &[u8], source: &Source) -> Option<Vec<u8>> {
     let stored = kernels.get(entry.offset..)?.get(..entry.stored)?;
     let mut code = Vec::new();
     // A bound on what is read, should the archive be damaged.
-    DeflateDecoder::new(stored).take(entry.size as u64 + 1).read_to_end(&mut code).ok()?;
+    DeflateDecoder::new(stored).take((entry.size as u64).saturating_add(1)).read_to_end(&mut code).ok()?;
     (code.len() == entry.size).then_some(code)
 }
 
@@ -228,5 +237,13 @@ mod tests {
             assert_eq!(extract(&archive[..cut], &source), None, "cut at {cut}");
         }
         assert_eq!(extract(b"another file", &source), None);
+        // A manifest that promises more than can be.
+        let (mut manifest, kernels) = open(&archive).unwrap();
+        for size in [0, usize::MAX] {
+            manifest.kernels[0].size = size;
+            let json = serde_json::to_vec(&manifest).unwrap();
+            let promising = [&MAGIC[..], &(json.len() as u32).to_le_bytes(), &json, kernels].concat();
+            assert_eq!(extract(&promising, &source), None, "{size} bytes promised");
+        }
     }
 }

@@ -9,6 +9,7 @@ use super::compile::Compiler;
 use super::source::{Dialect, Source};
 use super::{Variant, embedded};
 use crate::error::Result;
+use crate::observe::span;
 
 /// Where the code of a loaded kernel came from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -42,8 +43,7 @@ pub(crate) fn load<K>(
     if let Some(kernel) = cache.get(&key).and_then(|code| load(&code).ok()) {
         return Ok((kernel, Origin::Cached));
     }
-    #[cfg(feature = "tracing")]
-    let _span = tracing::info_span!("compile", kernel = source.name, arch, compiler = compiler.version()).entered();
+    let _span = span!(INFO, "compile", kernel = source.name, arch, compiler = compiler.version());
     let code = compiler.compile(&source, arch)?.code;
     let kernel = load(&code)?;
     // A place that cannot be written to costs the next process a compilation, and no more.

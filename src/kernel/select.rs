@@ -4,7 +4,7 @@
 //! memory fits the device is taken, with as many pipeline stages as fit; a device with less shared memory ends at a smaller
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
-use super::{Entry, Variant, select_few, select_sm90};
+use super::{Entry, Variant, select_cdna, select_few, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -43,19 +43,30 @@ struct Form {
     /// Stages wanted of a 16-bit cache; down to [`MIN_STAGES`] will do.
     stages: u32,
     threads: u32,
+    /// [`Variant::form`].
+    form: u32,
 }
 
 const fn form(block_rows: u32, tile_tokens: u32, stages: u32, threads: u32) -> Form {
-    Form { block_rows, tile_tokens, stages, threads }
+    Form { block_rows, tile_tokens, stages, threads, form: 0 }
 }
 
 /// Two tiles are in use while another loads; tiles of a quantised cache are loaded beside those in use.
 const MIN_STAGES: u32 = 3;
 const MIN_STAGES_FP8: u32 = 2;
 
-/// NVIDIA, `sm_80` and later: the first needs 227 KB of shared memory, the last 99 KB.
-const CUDA_FORMS: [Form; 5] =
-    [form(64, 32, 3, 256), form(32, 32, 4, 256), form(16, 32, 5, 256), form(16, 32, 3, 128), form(16, 16, 4, 128)];
+/// `kernels/mla_decode_split_turns.cu`: two halves of a block take turns at softmax and products. For 16-bit caches.
+pub(super) const TURNS_FORM: u32 = 4;
+
+/// NVIDIA, `sm_80` and later: the first two need 227 KB of shared memory, the last 99 KB.
+const CUDA_FORMS: [Form; 6] = [
+    Form { form: TURNS_FORM, ..form(64, 32, 3, 256) },
+    form(64, 32, 3, 256),
+    form(32, 32, 4, 256),
+    form(16, 32, 5, 256),
+    form(16, 32, 3, 128),
+    form(16, 16, 4, 128),
+];
 
 /// AMD with 64-lane waves (CDNA): 64 KB of LDS, 160 KB on gfx950.
 const CDNA_FORMS: [Form; 2] = [form(32, 16, 3, 256), form(16, 16, 3, 256)];
@@ -81,15 +92,16 @@ fn layout_of(arch: &str) -> Layout {
     }
 }
 
-/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, which
-/// `ci/kernels.py` compiles against this.
+/// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, `TURN_BYTES` of
+/// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
-    let Layout { wave, queries_staged, score_pad } = layout_of(arch);
     match variant.form {
-        0 => {}
-        select_few::FORM => return select_few::shared_bytes(variant, score_pad),
-        _ => return select_sm90::shared_bytes(variant),
+        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
+        select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
+        select_few::FORM => return select_few::shared_bytes(variant, layout_of(arch).score_pad),
+        _ => {}
     }
+    let Layout { wave, queries_staged, score_pad } = layout_of(arch);
     let Variant { block_rows, tile_tokens, stages, .. } = *variant;
     let width = variant.kv_lora_rank + variant.rope_dim;
     let row_stride = width + 8;
@@ -102,9 +114,12 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     let queries = if queries_staged { block_rows * row_stride * 2 } else { 0 };
     let tiles = if quantised { 2 } else { stages } * tile_tokens * row_stride * 2;
     let raw = if quantised { stages * tile_tokens * width } else { 0 };
-    let scores = depth * block_rows * score_stride * 4;
-    let weights = 2 * block_rows * score_stride * 2;
-    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + 16
+    let (scores, weights, slots) = if variant.form == TURNS_FORM {
+        (variant.threads / wave / 2 * block_rows * tile_tokens * 4, block_rows * score_stride * 2, 32)
+    } else {
+        (depth * block_rows * score_stride * 4, 2 * block_rows * score_stride * 2, 16)
+    };
+    queries + tiles + raw + scores + weights + 2 * block_rows * 4 + slots
 }
 
 fn forms_of(arch: &str) -> &'static [Form] {
@@ -116,7 +131,7 @@ fn forms_of(arch: &str) -> &'static [Form] {
 }
 
 /// Shared memory of one block that an architecture is known to have, in bytes.
-fn shared_limit(arch: &str) -> usize {
+pub fn shared_limit(arch: &str) -> usize {
     match arch.split(':').next().unwrap_or(arch) {
         "gfx950" => 160 << 10,
         arch if arch.starts_with("gfx") => 64 << 10,
@@ -128,10 +143,14 @@ fn shared_limit(arch: &str) -> usize {
 
 /// A form's variant with as many stages as fit into `limit` bytes, or none.
 fn fit(form: &Form, base: Variant, arch: &str, limit: usize) -> Option<Variant> {
-    let least = if base.kv_dtype.size() == 1 { MIN_STAGES_FP8 } else { MIN_STAGES };
+    let quantised = base.kv_dtype.size() == 1;
+    if quantised && form.form == TURNS_FORM {
+        return None;
+    }
+    let least = if quantised { MIN_STAGES_FP8 } else { MIN_STAGES };
     (least..=form.stages).rev().find_map(|stages| {
-        let Form { block_rows, tile_tokens, threads, .. } = *form;
-        let variant = Variant { block_rows, tile_tokens, stages, threads, ..base };
+        let Form { block_rows, tile_tokens, threads, form, .. } = *form;
+        let variant = Variant { block_rows, tile_tokens, stages, threads, form, ..base };
         // AMD's `barrier_any` keeps a word per wave besides.
         let fixed = if arch.starts_with("gfx") { threads / layout_of(arch).wave * 4 } else { 0 };
         ((split_shared_bytes(&variant, arch) + fixed) as usize <= limit).then_some(variant)
@@ -200,7 +219,9 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let own =
         |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
     let few = select_few::split(shape, rows, base, arch).filter(own);
-    let tuned = few.or_else(|| select_sm90::split(shape, rows, base, arch));
+    let tuned = few
+        .or_else(|| select_sm90::split(shape, rows, base, arch))
+        .or_else(|| select_cdna::split(shape, rows, base, arch));
     let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
     let split = tuned.or_else(|| fitting.filter_map(|form| fit(form, base, arch, limit)).next());
     let split = split.ok_or_else(|| {
@@ -241,7 +262,8 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
     variants.extend(select_few::variants(arch, base));
-    variants.extend(select_sm90::chosen_variants(arch, base));
+    variants.extend(select_sm90::variants(arch, base));
+    variants.extend(select_cdna::chosen_variants(arch, base));
     variants
 }
 
@@ -281,7 +303,6 @@ pub fn all_variants(arch: &str) -> Vec<Variant> {
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
-                variants.extend(select_sm90::unchosen_variants(arch, split_base(q_dtype, kv_dtype, dims)));
             }
         }
     }
@@ -325,6 +346,7 @@ mod tests {
             page_size: 64,
             batch: 64,
             max_seq_len: 4096,
+            portable: false,
             free_splits: false,
         }
     }
@@ -352,8 +374,23 @@ mod tests {
         let rows = |shape: &DecodeShape| decode_kernels(shape, &device("sm_90a", 232_448)).unwrap().split.block_rows;
         assert_eq!([1, 16, 17, 32, 33, 128].map(|heads| rows(&shape(heads, 1, DType::BF16))), [16, 16, 32, 32, 64, 64]);
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 2, DType::BF16) }), 32);
-        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 16);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
+        assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
+    }
+
+    #[test]
+    fn many_rows_take_turns_where_the_cache_has_16_bits_and_the_memory_is_there() {
+        let form = |heads, kv_dtype, arch, shared| {
+            let split = decode_kernels(&shape(heads, 1, kv_dtype), &device(arch, shared)).unwrap().split;
+            (split.form, split.block_rows)
+        };
+        assert_eq!(form(128, DType::BF16, "sm_100a", 232_448), (TURNS_FORM, 64));
+        assert_eq!(form(128, DType::Fp8E4m3, "sm_100a", 232_448), (0, 64));
+        assert_eq!(form(32, DType::BF16, "sm_100a", 232_448), (0, 32));
+        assert_eq!(form(128, DType::BF16, "sm_80", 166_912), (0, 32));
+        let portable = DecodeShape { portable: true, ..shape(128, 1, DType::BF16) };
+        let split = decode_kernels(&portable, &device("sm_90a", 232_448)).unwrap().split;
+        assert_eq!((split.form, split.block_rows), (TURNS_FORM, 64));
     }
 
     #[test]
@@ -371,7 +408,7 @@ mod tests {
 
     #[test]
     fn stages_are_lowered_before_a_form_is_given_up() {
-        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90a", shared)).unwrap().split;
+        let kernels = |shared| decode_kernels(&shape(16, 1, DType::BF16), &device("sm_90", shared)).unwrap().split;
         assert_eq!((kernels(232_448).tile_tokens, kernels(232_448).stages), (32, 5));
         assert_eq!((kernels(200_000).tile_tokens, kernels(200_000).stages), (32, 4));
         assert_eq!((kernels(101_376).tile_tokens, kernels(101_376).stages), (16, 4));

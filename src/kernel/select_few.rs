@@ -37,7 +37,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
-    (serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+    (!shape.portable && serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
 }
 
 fn serves(base: &Variant, arch: &str) -> bool {
@@ -79,6 +79,7 @@ mod tests {
         page_size: 64,
         batch: 1,
         max_seq_len: 4096,
+        portable: false,
         free_splits: true,
     };
 

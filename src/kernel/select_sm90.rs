@@ -1,24 +1,26 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`, run 3), stage 2 included, in the same run as the portable form that
-//! would serve the problem. Tokens are sequences times the longest that is captured, which says nothing of their lengths later:
-//! a form is chosen where it wins by lengths below the longest too.
+//! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, beside the portable form that would serve the
+//! problem: in the same run where nothing else is said, but for the rows form, which was measured anew since. Tokens are sequences
+//! times the longest that is captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below
+//! the longest too.
 //!
-//! | rows of a group | tokens | form | measured, µs, beside the portable form's |
+//! | rows of a group | sequences, tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
-//! | over 32 | from 8,192 on | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
-//! | 33 to 128 | one sequence of up to 8,192 | keys of 16 rows | B1 S1024 H128 14.1 (14.7), B1 S4096 H128 20.0 (21.1), B1 S2048 H64 12.6 (14.8), B1 S8192 H64 18.3 (20.2) |
-//! | over 32 | the others | portable | B4 S1024 H40 keys of 16 rows 15.6 (16.0) |
-//! | 17 to 32 | all | portable | keys of 32 rows: B64 S4096 H32 114.3 (121.3; 115 in another run), B4 S131072 H32 183 (213), B1 S4096 H32 18.0 (16.8), two tokens of H16 B64 S4096 118.6 (115); rows: B64 S4096 H32 108.3; keys of 16 rows: B1 S4096 H32 14.1 (16.8) |
-//! | up to 16 | all | portable | keys of 16 rows: B128 S4096 H16 171 (168), B64 S16384 302 (305), B16 S4096 38.0 (36.7), B1 S65536 33.3 (35.0), B1 S1024 11.2 (8.9) |
+//! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
+//! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 89 to 91 (110), B4 S131072 H32 154 (208) |
+//! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 147 to 150 (155), B64 S4096 84 to 85 (87), B64 S16384 284 (300), B16 S4096 31.9 (34.3), B4 S16384 30.9 (33.3) |
+//! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 98 (203 in another run), B64 S4096 H16 62 (111), B128 S4096 H128 390 (728) |
+//! | the others | | portable | B1 S65536 H16 keys of 16 rows 29.8 (35.7), but a single sequence may also be short, which is not measured |
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
 //!
-//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (B1 S1024 H128 18.2
-//! beside 14.7) and wins twofold when it is long.
+//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (before it was
+//! written anew: B1 S1024 H128 18.2 beside 14.7) and wins twofold when it is long.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
+use crate::tensor::DType;
 
 /// `kernels/sm90/mla_decode_split_rows.cu`: 64 query rows are the rows of the matrix products.
 pub(super) const ROWS_FORM: u32 = 1;
@@ -28,69 +30,78 @@ pub(super) const KEYS_FORM: u32 = 2;
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
+/// Tiles in flight of the rows form.
 const STAGES: u32 = 3;
-/// Units of a query row that the rows form holds in registers.
-const HELD_UNITS: u32 = 4;
+/// Units of a query row that the rows form has in shared memory; the others are in registers.
+const STAGED_UNITS: u32 = 6;
+
+/// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
+const MANY_SEQUENCES: usize = 4;
+const MANY_TOKENS: usize = 65_536;
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Bulk copies take boxes of 8 to 64 tokens of a page.
     let copies = arch == "sm_90a" && serves(&base) && shape.page_size.is_multiple_of(8);
-    if !copies || rows <= 32 {
+    if !copies || shape.portable {
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if shape.batch == 1 && tokens <= select::FEW_TOKENS && rows <= 128 {
-        return Some(keys_variant(base, 16));
+    if rows > 32 && !base.kv_dtype.is_fp8() {
+        let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
+        return (!few).then(|| rows_variant(base));
     }
-    (tokens >= select::FEW_TOKENS).then(|| rows_variant(base))
+    let many = shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS;
+    many.then(|| keys_variant(base, if rows <= 16 { 16 } else { 32 }))
 }
 
 /// Whether a cache's types and widths are what these forms are made for.
 fn serves(base: &Variant) -> bool {
-    base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
+    let types = base.kv_dtype == base.q_dtype || base.kv_dtype == DType::Fp8E4m3;
+    types && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 512, form: ROWS_FORM, ..base }
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
 }
 
+/// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
-    Variant { block_rows, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 160, form: KEYS_FORM, ..base }
+    let stages = if block_rows == 16 { 24 } else { 21 };
+    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up.
+    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() { 288 } else { 384 };
+    Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
 }
 
 /// The variants that [`split`] can give for these types and widths.
-pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { vec![rows_variant(base), keys_variant(base, 16)] } else { Vec::new() }
-}
-
-/// Those that it does not give yet.
-pub(super) fn unchosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if arch == "sm_90a" && serves(&base) { vec![keys_variant(base, 32)] } else { Vec::new() }
+pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
+    if arch != "sm_90a" || !serves(&base) {
+        return Vec::new();
+    }
+    let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
+    rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows))).collect()
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
-    let rows = variant.block_rows;
-    let halves = 2 * variant.stages - 1;
-    let rotaries = if variant.form == ROWS_FORM { variant.stages } else { variant.stages - 1 };
-    let ring = halves * 4 * UNIT_BYTES + rotaries * UNIT_BYTES;
-    let ring_barriers = (halves * 5 + 2 * rotaries) * 8;
-    let rest = if variant.form == ROWS_FORM {
-        let note = 32;
-        (9 - HELD_UNITS) * UNIT_BYTES + variant.stages * (2 * rows * 4 + note) + variant.stages * 8
-    } else {
-        // Queries, two tiles' weights, maxima of four warps, limits, slot.
-        9 * rows * 128 + 2 * rows * TILE_TOKENS * 2 + 4 * rows * 4 + rows * 4 + 8
-    };
-    ring + ring_barriers + rest
+    let Variant { block_rows: rows, stages, .. } = *variant;
+    if variant.form == ROWS_FORM {
+        let halves = 2 * stages - 1;
+        let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
+        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
+    }
+    let ring = stages * UNIT_BYTES + 2 * stages * 8;
+    let queries = 9 * rows * 128;
+    let weights = 4 * rows * TILE_TOKENS * 2;
+    // Of two groups: sums of four warps and maxima. Scales of queries; limits and slots of two pieces.
+    ring + queries + weights + 2 * (4 + 1) * rows * 4 + rows * 4 + 2 * (rows * 4 + 8)
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::Entry;
     use super::*;
-    use crate::tensor::DType;
 
     #[test]
     fn many_rows_take_a_form_by_how_many_tokens_there_are_in_pages_of_eights() {
@@ -105,24 +116,29 @@ mod tests {
             page_size: 64,
             batch: 16,
             max_seq_len: 4096,
+            portable: false,
             free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
         assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
-        let one = DecodeShape { batch: 1, max_seq_len: 8192, ..shape };
-        let keys = split(&one, 128, base, "sm_90a").map(|variant| (variant.form, variant.block_rows));
-        assert_eq!(keys, Some((KEYS_FORM, 16)));
-        let longer = DecodeShape { max_seq_len: 8193, ..one };
-        assert_eq!(split(&longer, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
+        let one = DecodeShape { batch: 1, max_seq_len: 8193, ..shape };
+        assert_eq!(split(&one, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
+        let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
+        assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
+        let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
+        assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let refused = [
-            split(&shape, 32, base, "sm_90a"),
             split(&shape, 128, base, "sm_100a"),
+            split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 1024, ..one }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 1024, ..one }, 256, base, "sm_90a"),
-            split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
+            split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
+            split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];
         assert!(refused.iter().all(Option::is_none), "{refused:?}");

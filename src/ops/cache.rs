@@ -50,13 +50,13 @@ impl<B: Backend> KvCache<B> {
     /// alone for a model without rope.
     ///
     /// # Errors
-    /// [`Error::Shape`] if they have not three dimensions or differ in pages; [`Error::DType`]; [`Error::Argument`] for rows with gaps.
+    /// [`Error::Shape`] if they have not three dimensions, differ in pages or have pages of no token; [`Error::DType`]; [`Error::Argument`] for rows with gaps.
     pub fn split(latent: &Tensor<B>, rope: Option<&Tensor<B>>) -> Result<Self> {
         const TYPES: &[DType] = &[DType::F32, DType::F16, DType::BF16, DType::Fp8E4m3, DType::Fp8E4m3Fnuz];
         check::dtype("kv_cache", latent, TYPES)?;
         check::dense_rows("kv_cache", latent)?;
-        if latent.shape().len() != 3 {
-            let expected = "[num_pages, page_size, kv_lora_rank]".to_owned();
+        if !matches!(latent.shape(), [_, (1..), _]) {
+            let expected = "[num_pages, page_size >= 1, kv_lora_rank]".to_owned();
             return Err(Error::Shape { arg: "kv_cache", expected, got: latent.shape().to_vec() });
         }
         if let Some(rope) = rope {
@@ -77,13 +77,15 @@ impl<B: Backend> KvCache<B> {
     pub fn ds_mla(cache: &Tensor<B>) -> Result<Self> {
         check::dtype("kv_cache", cache, &[DType::U8])?;
         check::dense_rows("kv_cache", cache)?;
+        // Their rope values are of 16 bits.
+        check::aligned("kv_cache", cache, 2)?;
         match cache.shape() {
-            [_, _, width] if *width == DS_MLA.2 => {
+            [_, (1..), width] if *width == DS_MLA.2 => {
                 Ok(Self { latent: cache.clone(), rope: None, layout: CacheLayout::Fp8DsMla })
             }
             got => Err(Error::Shape {
                 arg: "kv_cache",
-                expected: format!("[num_pages, page_size, {}]", DS_MLA.2),
+                expected: format!("[num_pages, page_size >= 1, {}]", DS_MLA.2),
                 got: got.to_vec(),
             }),
         }

@@ -1,7 +1,6 @@
 //! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use super::cache::KvCache;
 use super::check;
@@ -10,9 +9,10 @@ use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
+use crate::observe::span;
 use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
 use crate::stream::Stream;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Owner, Tensor};
 use crate::workspace::Workspace;
 
 /// Element types of queries and outputs.
@@ -29,6 +29,7 @@ pub struct MlaDecode<B: Backend> {
     config: MlaConfig,
     q_dtype: DType,
     kv_dtype: DType,
+    portable: bool,
 }
 
 /// A [`DecodePlan`] with its kernels compiled and loaded.
@@ -91,9 +92,15 @@ impl<B: Backend> MlaDecode<B> {
         if !QUERY_TYPES.contains(&q_dtype) {
             return Err(Error::DType { arg: "q", expected: QUERY_TYPES, got: q_dtype });
         }
-        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype };
+        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype, portable: false };
         decode.kernels(1, 1, 1)?;
         Ok(decode)
+    }
+
+    /// Leaves out, or not, the kernels that are made for one architecture alone: to measure what they are worth, and to test
+    /// what serves the others.
+    pub fn portable(self, portable: bool) -> Self {
+        Self { portable, ..self }
     }
 
     /// The layer shape.
@@ -136,6 +143,7 @@ impl<B: Backend> MlaDecode<B> {
             page_size: self.config.page_size,
             batch,
             max_seq_len,
+            portable: self.portable,
             free_splits,
         })
     }
@@ -149,6 +157,7 @@ impl<B: Backend> MlaDecode<B> {
         if query_len == 0 {
             return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
         }
+        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;
@@ -193,21 +202,29 @@ impl<B: Backend> MlaDecode<B> {
         table_width: usize,
         causal: bool,
     ) -> Result<Scheduled<'a, B>> {
+        let views = workspace.views(0, &plan.decode.workspace_views())?;
+        let owner = workspace.buffer(0).map(|buffer| buffer.clone() as Owner);
+        let step = self.step(stream, plan, Scratch { views, owner }, seq_lens, table_width, causal)?;
+        step.cut(seq_lens)?;
+        Ok(step)
+    }
+
+    /// A step over scratch that may hold its schedule already, or will by [`Scheduled::cut`].
+    pub(crate) fn step<'a>(
+        &'a self,
+        stream: &'a Stream<B>,
+        plan: &'a Plan<B>,
+        scratch: Scratch,
+        seq_lens: &Tensor<B>,
+        table_width: usize,
+        causal: bool,
+    ) -> Result<Scheduled<'a, B>> {
         self.check_seq_lens(plan, seq_lens)?;
         let table_width = check::int("block_table", table_width)?;
         let base =
-            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
-        let buffer = workspace.buffer(0).cloned();
-        if plan.decode.schedule == ScheduleKind::Balanced && plan.decode.shape.batch > 0 {
-            let threads = plan.kernels.plan.threads;
-            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
-            stream.retain(&[Some(seq_lens)]);
-            buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
-            // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
-            unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(base))? };
-        }
-        let recording = stream.recording_id();
-        Ok(Scheduled { decode: self, stream, plan, base, buffer, causal, recording, _workspace: PhantomData })
+            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, scratch.views, causal)? };
+        let (owner, recording) = (scratch.owner, stream.recording_id());
+        Ok(Scheduled { decode: self, stream, plan, base, owner, causal, recording, _workspace: PhantomData })
     }
 
     /// [`schedule`](MlaDecode::schedule) and [`attend`](Scheduled::attend) in one, for a single layer.
@@ -226,10 +243,14 @@ impl<B: Backend> MlaDecode<B> {
     }
 
     /// The fields that plan, configuration and workspace give.
-    fn base_params(&self, plan: &Plan<B>, workspace: &mut Workspace<B>, causal: bool) -> Result<DecodeParams> {
+    fn base_params(
+        &self,
+        plan: &Plan<B>,
+        [table, partial_out, partial_lse]: [u64; 3],
+        causal: bool,
+    ) -> Result<DecodeParams> {
         let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
             plan.decode;
-        let [table, partial_out, partial_lse] = workspace.views(0, &plan.decode.workspace_views())?;
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
             partial_out,
@@ -267,7 +288,7 @@ impl<B: Backend> MlaDecode<B> {
     }
 
     /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
-    fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
+    pub(crate) fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
         let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
         let (rank, width) = (self.config.kv_lora_rank, self.config.head_dim());
         self.check_seq_lens(plan, args.seq_lens)?;
@@ -328,21 +349,41 @@ pub struct Scheduled<'a, B: Backend> {
     stream: &'a Stream<B>,
     plan: &'a Plan<B>,
     base: DecodeParams,
-    buffer: Option<Arc<B::Buffer>>,
+    owner: Option<Owner>,
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
 
+/// Where a step's scratch lies: addresses of [`DecodePlan::workspace_views`], and who owns them, if that is known.
+pub(crate) struct Scratch {
+    pub(crate) views: [u64; 3],
+    pub(crate) owner: Option<Owner>,
+}
+
 impl<B: Backend> Scheduled<'_, B> {
+    /// Enqueues the plan kernel, where the schedule is one that needs it.
+    pub(crate) fn cut(&self, seq_lens: &Tensor<B>) -> Result<()> {
+        let Self { stream, plan, base, .. } = self;
+        if plan.decode.schedule != ScheduleKind::Balanced || plan.decode.shape.batch == 0 {
+            return Ok(());
+        }
+        let threads = plan.kernels.plan.threads;
+        let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
+        stream.retain(&[Some(seq_lens)]);
+        self.owner.iter().for_each(|owner| stream.retain_owner(owner));
+        // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
+        unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(*base)) }
+    }
+
     /// Enqueues stage 1 and stage 2 of one layer, over the lengths and with the causality that were scheduled.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];
     /// [`Error::PageOutOfRange`] and [`Error::SeqLenOutOfRange`] on the host backend, which sees the tables; [`Error::Driver`].
     pub fn attend(&mut self, args: DecodeArgs<'_, B>) -> Result<()> {
-        let Self { decode, stream, plan, ref base, ref buffer, .. } = *self;
+        let Self { decode, stream, plan, ref base, ref owner, .. } = *self;
         let table_width = check::int("block_table", decode.check_args(plan, &args)?)?;
         self.check_scheduled(&args, table_width)?;
         let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
@@ -406,7 +447,7 @@ impl<B: Backend> Scheduled<'_, B> {
         let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
         stream.retain(&tensors);
         stream.retain(&[Some(&*args.out), lse]);
-        buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
+        owner.iter().for_each(|owner| stream.retain_owner(owner));
         let params = Params::Decode(params);
         // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.

@@ -43,9 +43,10 @@ use crate::graph::builder::minimum_support;
 use crate::graph::resolve::{DriverFacts, EngineFacts, ResolveRequest, Resolved, resolve};
 use crate::graph::sizes::{CaptureSizes, SizeRequest, default_ceiling};
 use crate::graph::{
-    AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, GraphDispatcher, GraphSupport, KeyRequest,
-    Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
+    AttentionBuilder, Batch, BatchDescriptor, BuilderSpec, CaptureBatch, Dispatch, GraphDispatcher, GraphSupport,
+    KeyRequest, Misfit, MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
 };
+use crate::observe::{self, event, span};
 use crate::ops::{MlaDecode, Plan, check};
 use crate::stream::{Graph, Stream};
 use crate::workspace::Workspace;
@@ -165,6 +166,14 @@ impl<B: GraphBackend> DecodeSession<B> {
     ) -> Result<Self> {
         config.validate()?;
         let backend = stream.backend().clone();
+        let _span = span!(
+            INFO,
+            "session",
+            backend = B::NAME,
+            max_num_seqs = config.max_num_seqs,
+            max_seq_len = config.max_seq_len,
+            query_len = config.query_len(),
+        );
         let decode = MlaDecode::new(&backend, config.mla, config.q_dtype, config.kv_dtype)?;
 
         let mut builders: Vec<Box<dyn AttentionBuilder + Send>> = vec![Box::new(own_builder(&decode, &config)?)];
@@ -190,6 +199,7 @@ impl<B: GraphBackend> DecodeSession<B> {
             ..SizeRequest::new(resolved.mode, config.max_num_seqs, config.max_num_batched_tokens, config.query_len())
         }
         .resolve()?;
+        observe::resolution(&resolved, &sizes);
         let keys = graph_keys(&KeyRequest {
             mode: resolved.mode,
             sizes: &sizes.sizes,
@@ -273,14 +283,16 @@ impl<B: GraphBackend> DecodeSession<B> {
             let query_len = key.uniform_query_len.unwrap_or(1);
             let num_seqs = key.num_reqs.unwrap_or(key.num_tokens / query_len);
             let batch = CaptureBatch { num_reqs: num_seqs, num_tokens: key.num_tokens, max_query_len: query_len };
+            let _span = span!(INFO, "capture", mode = %key.mode, num_tokens = key.num_tokens);
             let checked = self.builders.iter().try_for_each(|builder| builder.check_capture(&batch));
             if let Err(error) = checked {
+                event!(WARN, %error, "not captured");
                 report.failed.push((key, error));
                 continue;
             }
             if !warm {
                 self.inputs.update(&self.stream, &[], query_len, |_| &[])?;
-                self.enqueue(num_seqs, query_len, key.num_tokens, &mut enqueue)?;
+                self.enqueue(num_seqs, query_len, key.num_tokens, Served::eager(key.num_tokens), &mut enqueue)?;
                 self.stream.synchronize()?;
                 warm = true;
             }
@@ -291,7 +303,10 @@ impl<B: GraphBackend> DecodeSession<B> {
                     self.dispatcher.set_captured(index)?;
                     report.captured.push(key);
                 }
-                Err(error) => report.failed.push((key, error)),
+                Err(error) => {
+                    event!(WARN, %error, "not captured");
+                    report.failed.push((key, error));
+                }
             }
         }
         Ok(report)
@@ -306,7 +321,8 @@ impl<B: GraphBackend> DecodeSession<B> {
     ) -> Result<Graph<B>> {
         let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
-        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?;
+        let served = Served { mode: RuntimeMode::Full, num_tokens };
+        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?;
         stream.capture(|| enqueue(&mut step))
     }
 
@@ -323,6 +339,7 @@ impl<B: GraphBackend> DecodeSession<B> {
         mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>,
     ) -> Result<StepReport> {
         let (query_len, num_seqs) = (batch.query_len, batch.seq_lens.len());
+        let _span = span!(DEBUG, "step", num_seqs, query_len);
         self.check(batch)?;
         self.stream.require_idle("step")?;
         self.inputs.update(&self.stream, batch.seq_lens, query_len, |seq| batch.block_tables[seq].as_ref())?;
@@ -333,14 +350,20 @@ impl<B: GraphBackend> DecodeSession<B> {
             0 => Batch::uniform(num_seqs, query_len),
             _ => Batch::mixed(num_seqs.saturating_add(batch.prefill_reqs), num_tokens),
         };
-        let served = self.dispatcher.dispatch(&wanted);
+        let served = self.dispatch(&wanted);
         let graph = served.graph.filter(|_| served.descriptor.mode == RuntimeMode::Full);
         if let Some(graph) = graph.and_then(|index| self.graphs[index].as_ref()) {
+            let _span = span!(DEBUG, "replay", num_tokens = served.descriptor.num_tokens);
             // SAFETY: the graph owns this crate's buffers that it touches; borrowed tensors are the promise made where they
             // were borrowed.
             unsafe { self.stream.replay(graph)? };
         } else {
-            self.enqueue(num_seqs, query_len, num_tokens, &mut enqueue)?;
+            let served = match served.descriptor.mode {
+                // The attention of a full graph that is not there runs eagerly, and so does all else.
+                RuntimeMode::Full => Served::eager(num_tokens),
+                mode => Served { mode, num_tokens: served.descriptor.num_tokens },
+            };
+            self.enqueue(num_seqs, query_len, num_tokens, served, &mut enqueue)?;
         }
         Ok(StepReport {
             mode: served.descriptor.mode,
@@ -348,6 +371,20 @@ impl<B: GraphBackend> DecodeSession<B> {
             padding: if graph.is_some() { served.padding } else { 0 },
             misfit: served.misfit,
         })
+    }
+
+    fn dispatch(&self, batch: &Batch) -> Dispatch {
+        let _span = span!(DEBUG, "dispatch");
+        let served = self.dispatcher.dispatch(batch);
+        event!(
+            DEBUG,
+            mode = %served.descriptor.mode,
+            num_tokens = served.descriptor.num_tokens,
+            padding = served.padding,
+            reason = served.misfit.map(tracing::field::display),
+            "dispatched"
+        );
+        served
     }
 
     /// Waits for all enqueued steps.
@@ -396,11 +433,13 @@ impl<B: GraphBackend> DecodeSession<B> {
         num_seqs: usize,
         query_len: usize,
         num_tokens: usize,
+        served: Served,
         enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
     ) -> Result<()> {
+        let _span = span!(DEBUG, "enqueue", num_tokens);
         let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
-        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?)
+        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?)
     }
 }
 
@@ -411,6 +450,20 @@ impl<B: GraphBackend> Drop for DecodeSession<B> {
     }
 }
 
+/// The graphs that serve a step, as its closure sees them.
+#[derive(Clone, Copy)]
+struct Served {
+    mode: RuntimeMode,
+    num_tokens: usize,
+}
+
+impl Served {
+    fn eager(num_tokens: usize) -> Self {
+        Self { mode: RuntimeMode::None, num_tokens }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the parts of a session, borrowed one by one")]
 fn make_step<'a, B: GraphBackend>(
     config: &SessionConfig,
     decode: &'a MlaDecode<B>,
@@ -419,6 +472,7 @@ fn make_step<'a, B: GraphBackend>(
     workspace: &'a mut Workspace<B>,
     stream: &'a Stream<B>,
     num_tokens: usize,
+    served: Served,
 ) -> Result<Step<'a, B>> {
     let (num_seqs, query_len) = (plan.decode.shape.batch, plan.decode.shape.query_len);
     Ok(Step {
@@ -431,6 +485,8 @@ fn make_step<'a, B: GraphBackend>(
         block_table: inputs.block_table(num_seqs)?,
         slot_mapping: inputs.slot_mapping(num_seqs * query_len)?,
         num_tokens,
+        mode: served.mode,
+        graph_tokens: served.num_tokens,
         kv_scale: config.kv_scale,
     })
 }
@@ -450,11 +506,19 @@ fn own_builder<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -
     })
 }
 
-/// The largest views that any legal step takes: every batch size and query length is asked, so that no term is missed.
+/// The largest views that any legal step takes.
+///
+/// With the same kernels, views grow with the batch. So of the batch sizes that share kernels only the largest is planned; the kernels
+/// of every batch size and query length are asked for, so that no term is missed.
 fn worst_case<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<[usize; 3]> {
     let mut worst = [0; 3];
     for query_len in 1..=config.query_len() {
-        for num_seqs in 1..=config.max_num_seqs {
+        let mut larger = None;
+        for num_seqs in (1..=config.max_num_seqs).rev() {
+            let kernels = decode.kernels(num_seqs, query_len, config.max_seq_len)?;
+            if larger.replace(kernels) == Some(kernels) {
+                continue;
+            }
             // Planning loads the kernels too, so that no step compiles.
             let views = decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?.decode.workspace_views();
             worst.iter_mut().zip(views).for_each(|(most, view)| *most = view.max(*most));

@@ -5,7 +5,7 @@ pub(crate) mod step;
 
 use half::{bf16, f16};
 use latentwave::reference::{self, PagedStep};
-use latentwave::testing::{SplitMix64, Tolerance, check_close, poisoned};
+use latentwave::testing::{self, SplitMix64, Tolerance, check_close, nan_byte, poisoned};
 use latentwave::{
     Backend, DType, DecodeArgs, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace,
 };
@@ -22,11 +22,6 @@ pub(crate) fn encode(dtype: DType, values: &[f64]) -> Vec<u8> {
             other => panic!("no float type: {other}"),
         })
         .collect()
-}
-
-/// Bytes that are NaN in every element of a cache of this type.
-pub(crate) fn nan_byte(dtype: DType) -> u8 {
-    if dtype == DType::Fp8E4m3Fnuz { 0x80 } else { 0xFF }
 }
 
 /// A tensor of these bytes.
@@ -46,13 +41,7 @@ pub(crate) fn values<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<f64> {
 
 /// A contiguous tensor's bytes.
 pub(crate) fn bytes<B: Backend>(backend: &B, tensor: &Tensor<B>) -> Vec<u8> {
-    match tensor.dtype() {
-        DType::F32 => bytemuck::cast_slice(&tensor.to_vec::<f32>(backend).expect("a read")).to_vec(),
-        DType::F16 => bytemuck::cast_slice(&tensor.to_vec::<f16>(backend).expect("a read")).to_vec(),
-        DType::BF16 => bytemuck::cast_slice(&tensor.to_vec::<bf16>(backend).expect("a read")).to_vec(),
-        DType::I32 => bytemuck::cast_slice(&tensor.to_vec::<i32>(backend).expect("a read")).to_vec(),
-        _ => tensor.to_vec::<u8>(backend).expect("a read"),
-    }
+    testing::bytes(backend, tensor).expect("a read")
 }
 
 /// One decode step.

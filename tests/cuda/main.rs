@@ -2,12 +2,17 @@
 //! device seen. `tests/gpu` holds what both vendors are tested for.
 #![cfg(feature = "cuda")]
 
+mod compile;
+#[path = "../engine/mod.rs"]
+mod engine;
 #[path = "../gpu/graphs.rs"]
 mod graphs;
 #[path = "../gpu/kernels.rs"]
 mod kernels;
 #[path = "../gpu/memory.rs"]
 mod memory;
+#[path = "../gpu/sessions.rs"]
+mod sessions;
 #[path = "../gpu/support.rs"]
 mod support;
 mod vendor;

@@ -1,5 +1,7 @@
 //! What the tests share: devices, data and a kernel to run.
 
+use std::sync::{PoisonError, RwLock};
+
 use latentwave::kernel::params::MergeParams;
 use latentwave::kernel::{Entry, Launch, Params, Variant};
 use latentwave::{Backend, DType, Error, Result};
@@ -17,7 +19,36 @@ pub(super) fn not_run(name: &str, reason: &dyn std::fmt::Display) {
     testing::not_run(std::thread::current().name().unwrap_or("a test"), name, reason);
 }
 
+/// Held for reading by tests that need some memory, for writing by those that take all of it.
+static MEMORY: RwLock<()> = RwLock::new(());
+
 pub(super) fn on_each_device(test: impl Fn(&Gpu)) {
+    let _shared = MEMORY.read().unwrap_or_else(PoisonError::into_inner);
+    each_device(test);
+}
+
+/// As [`on_each_device`], while no other test of this program runs on one.
+pub(super) fn alone_on_each_device(test: impl Fn(&Gpu)) {
+    let _alone = MEMORY.write().unwrap_or_else(PoisonError::into_inner);
+    each_device(test);
+}
+
+/// Takes all memory of a device but less than a mebibyte.
+pub(super) fn fill(gpu: &Gpu) -> Vec<Buffer> {
+    gpu.trim().unwrap();
+    let mut taken = Vec::new();
+    let mut bytes = gpu.device().memory_bytes as usize;
+    while bytes >= 1 << 20 {
+        match gpu.alloc(bytes, "all that is left") {
+            Ok(buffer) => taken.push(buffer),
+            Err(Error::OutOfMemory { .. }) => bytes /= 2,
+            Err(error) => panic!("{error}"),
+        }
+    }
+    taken
+}
+
+fn each_device(test: impl Fn(&Gpu)) {
     match Gpu::devices() {
         Ok(devices) if devices.is_empty() => not_run(Gpu::NAME, &"the driver sees no GPU"),
         Ok(devices) => (0..devices.len()).for_each(|index| test(&Gpu::new(index).unwrap())),

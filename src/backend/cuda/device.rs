@@ -19,7 +19,7 @@ const NON_BLOCKING: u32 = 1;
 const DISABLE_TIMING: u32 = 2;
 
 /// A device with its primary context, which it shares with the CUDA runtime and so with other libraries of the process.
-pub(super) struct Device {
+pub struct Device {
     pub(super) driver: &'static Driver,
     pub(super) info: DeviceInfo,
     /// Compute capability as `90` for 9.0.
@@ -190,7 +190,7 @@ impl Drop for Bound<'_> {
 
 /// Handle of a stream.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct StreamHandle(pub(super) CUstream);
+pub struct StreamHandle(pub(super) CUstream);
 
 // SAFETY: a handle of the driver, which every thread may use.
 unsafe impl Send for StreamHandle {}
@@ -199,7 +199,7 @@ unsafe impl Sync for StreamHandle {}
 
 /// Handle of an event.
 #[derive(Clone, Copy)]
-pub(super) struct EventHandle(CUevent);
+pub struct EventHandle(CUevent);
 
 // SAFETY: a handle of the driver, which every thread may use.
 unsafe impl Send for EventHandle {}

@@ -16,28 +16,22 @@ const CHILD_GRAPH: i32 = 4;
 const MEMORY: [i32; 2] = [10, 11];
 
 /// An instantiated graph.
-pub struct CudaGraph {
+pub struct Executable {
     arena: Arc<Arena<Device>>,
     executable: CUgraphExec,
-    bytes: usize,
+    /// Device memory by which the free memory shrank over instantiation and upload. The driver's own count
+    /// (`cuDeviceGetGraphMemAttribute`) knows only of memory nodes, which no graph here has.
+    pub(super) bytes: usize,
     // The driver does not guard an executable against two launches at a time.
     launching: Mutex<()>,
 }
 
 // SAFETY: a handle of the driver, which every thread may use; launches are serialised.
-unsafe impl Send for CudaGraph {}
+unsafe impl Send for Executable {}
 // SAFETY: as above.
-unsafe impl Sync for CudaGraph {}
+unsafe impl Sync for Executable {}
 
-impl CudaGraph {
-    /// Device memory by which the free memory shrank over instantiation and upload. The driver's own count
-    /// (`cuDeviceGetGraphMemAttribute`) knows only of memory nodes, which no graph here has.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for CudaGraph {
+impl Drop for Executable {
     fn drop(&mut self) {
         let device = self.arena.device();
         let Ok(_bound) = device.bind_relaxed() else { return };
@@ -84,7 +78,7 @@ pub(super) fn abort(device: &Device, stream: StreamHandle) {
     }
 }
 
-pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result<CudaGraph> {
+pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result<Executable> {
     let device = arena.device();
     let driver = device.driver;
     let broken = |error: Error| Error::CaptureFailed { reason: error.to_string() };
@@ -102,7 +96,7 @@ pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result
     let mut executable = null_mut();
     // SAFETY: the graph is live, the pointer is valid for the call.
     unsafe { cu!(driver, cuGraphInstantiateWithFlags(&mut executable, recorded.graph, 0)) }.map_err(broken)?;
-    let mut graph = CudaGraph { arena: arena.clone(), executable, bytes: 0, launching: Mutex::new(()) };
+    let mut graph = Executable { arena: arena.clone(), executable, bytes: 0, launching: Mutex::new(()) };
     // SAFETY: both are live.
     unsafe { cu!(driver, cuGraphUpload(executable, stream.0)) }.map_err(broken)?;
     graph.bytes = before.saturating_sub(device.free_memory()?);
@@ -141,7 +135,7 @@ fn holds_memory_nodes(driver: &Driver, graph: CUgraph) -> Result<bool> {
 ///
 /// # Safety
 /// Every address that was captured is still valid.
-pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &CudaGraph) -> Result<()> {
+pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &Executable) -> Result<()> {
     let _bound = device.bind()?;
     let _launching = graph.launching.lock().unwrap_or_else(PoisonError::into_inner);
     // SAFETY: the stream is live, the addresses are the caller's promise.

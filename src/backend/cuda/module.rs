@@ -13,32 +13,10 @@ use super::driver::cu;
 use super::tensor_map::cache_maps;
 use crate::backend::gpu::Arena;
 use crate::error::Result;
-use crate::kernel::{Entry, Launch, Origin, Params, Variant};
-use crate::tensor::DType;
-
-/// A kernel that is loaded on a device. Cloning is cheap.
-#[derive(Clone)]
-pub struct CudaKernel {
-    module: Arc<Module>,
-    origin: Origin,
-    /// Element type of the cache, for kernels that take it by tensor maps.
-    mapped: Option<DType>,
-}
-
-impl CudaKernel {
-    /// Where its code came from.
-    pub fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    pub(super) fn new(module: Module, origin: Origin, variant: &Variant) -> Self {
-        let mapped = (variant.entry == Entry::DecodeSplit && variant.takes_maps()).then_some(variant.kv_dtype);
-        Self { module: Arc::new(module), origin, mapped }
-    }
-}
+use crate::kernel::{Launch, Params, Variant};
 
 /// A loaded binary with one entry point.
-pub(super) struct Module {
+pub struct Module {
     arena: Arc<Arena<Device>>,
     module: CUmodule,
     function: CUfunction,
@@ -93,7 +71,7 @@ impl Drop for Module {
 pub(super) unsafe fn launch(
     device: &Device,
     stream: StreamHandle,
-    kernel: &CudaKernel,
+    (module, variant): (&Module, &Variant),
     launch: &Launch,
     params: &Params,
 ) -> Result<()> {
@@ -116,8 +94,8 @@ pub(super) unsafe fn launch(
         attrs: &mut attribute,
         numAttrs: dependent.into(),
     };
-    let maps = match (kernel.mapped, params) {
-        (Some(dtype), Params::Decode(params)) => Some(cache_maps(device.driver, params, dtype)?),
+    let maps = match params {
+        Params::Decode(params) if variant.takes_maps() => Some(cache_maps(device.driver, params, variant.kv_dtype)?),
         _ => None,
     };
     let [latent, rope] =
@@ -125,5 +103,5 @@ pub(super) unsafe fn launch(
     // The block itself, then the maps, which other kernels have no parameters for.
     let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast::<c_void>(), latent, rope];
     // SAFETY: the driver copies the parameters and the attribute before it returns; the addresses are the caller's promise.
-    unsafe { cu!(device.driver, cuLaunchKernelEx(&config, kernel.module.function, arguments.as_mut_ptr(), null_mut())) }
+    unsafe { cu!(device.driver, cuLaunchKernelEx(&config, module.function, arguments.as_mut_ptr(), null_mut())) }
 }

@@ -13,8 +13,8 @@ use crate::error::Result;
 use crate::kernel::params::DecodeParams;
 use crate::tensor::DType;
 
-/// Columns of a box: one swizzled row of 128 bytes.
-const BOX_COLUMNS: u32 = 64;
+/// Bytes of a box's row: one swizzled row.
+const BOX_ROW_BYTES: u32 = 128;
 /// Tokens of the largest box; a smaller page has boxes of the largest power of two that divides it.
 const BOX_TOKENS: u32 = 64;
 
@@ -42,15 +42,18 @@ fn encode(
 ) -> Result<CUtensorMap> {
     let data_type = match dtype {
         DType::F16 => DataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        _ => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        DType::BF16 => DataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        _ => DataType::CU_TENSOR_MAP_DATA_TYPE_UINT8,
     };
+    let element = dtype.size() as u64;
     let sizes = [columns as u64, p.page_size as u64, p.num_pages as u64];
     // The stride of a single page means nothing, and may be anything.
     let page_stride = if p.num_pages > 1 { page_stride } else { token_stride * i64::from(p.page_size) };
-    let strides = [token_stride as u64 * 2, page_stride as u64 * 2];
+    let strides = [token_stride as u64 * element, page_stride as u64 * element];
     let page_size = p.page_size as u32;
     let tokens = (page_size & page_size.wrapping_neg()).min(BOX_TOKENS);
-    let (box_sizes, steps) = ([BOX_COLUMNS, tokens, 1], [1; 3]);
+    // A box may be wider than the rotary part: what lies beyond becomes zeros and is not read.
+    let (box_sizes, steps) = ([BOX_ROW_BYTES / element as u32, tokens, 1], [1; 3]);
     // SAFETY: a plain C structure, for which zeros are valid.
     let mut map: CUtensorMap = unsafe { std::mem::zeroed() };
     // SAFETY: the arrays have the rank's length and outlive the call; the address is not followed here.

@@ -12,7 +12,7 @@ use super::queue::Staging;
 use crate::error::{Error, Result};
 
 /// Memory and streams of one device.
-pub(crate) struct Arena<D: RawDevice> {
+pub struct Arena<D: RawDevice> {
     device: D,
     state: Mutex<State<D>>,
 }

@@ -17,7 +17,7 @@ use crate::backend::gpu::RawDevice;
 use crate::error::{Error, Result};
 
 /// A device. HIP keeps one context per device, which all libraries of the process share.
-pub(super) struct Device {
+pub struct Device {
     pub(super) hip: &'static Hip,
     pub(super) info: DeviceInfo,
     launching: Mutex<()>,
@@ -121,7 +121,7 @@ impl Drop for Bound {
 
 /// Handle of a stream.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) struct StreamHandle(pub(super) hipStream_t);
+pub struct StreamHandle(pub(super) hipStream_t);
 
 // SAFETY: a handle of the runtime, which every thread may use.
 unsafe impl Send for StreamHandle {}
@@ -130,7 +130,7 @@ unsafe impl Sync for StreamHandle {}
 
 /// Handle of an event.
 #[derive(Clone, Copy)]
-pub(super) struct EventHandle(hipEvent_t);
+pub struct EventHandle(hipEvent_t);
 
 // SAFETY: a handle of the runtime, which every thread may use.
 unsafe impl Send for EventHandle {}

@@ -35,26 +35,20 @@ pub(super) const RULES: &[DriverRule] = &[
 ];
 
 /// An instantiated graph.
-pub struct RocmGraph {
+pub struct Executable {
     arena: Arc<Arena<Device>>,
     executable: hipGraphExec_t,
-    bytes: usize,
+    /// Device memory by which the free memory shrank over instantiation and upload. The runtime's own count
+    /// (`hipDeviceGetGraphMemAttribute`) knows only of memory nodes, which no graph here has.
+    pub(super) bytes: usize,
 }
 
 // SAFETY: a handle of the runtime, which every thread may use; launches are serialised.
-unsafe impl Send for RocmGraph {}
+unsafe impl Send for Executable {}
 // SAFETY: as above.
-unsafe impl Sync for RocmGraph {}
+unsafe impl Sync for Executable {}
 
-impl RocmGraph {
-    /// Device memory by which the free memory shrank over instantiation and upload. The runtime's own count
-    /// (`hipDeviceGetGraphMemAttribute`) knows only of memory nodes, which no graph here has.
-    pub(super) fn bytes(&self) -> usize {
-        self.bytes
-    }
-}
-
-impl Drop for RocmGraph {
+impl Drop for Executable {
     fn drop(&mut self) {
         // Unlike CUDA, HIP frees a graph's arguments at once, under a replay that still runs.
         self.arena.settle();
@@ -111,7 +105,7 @@ pub(super) fn abort(device: &Device, stream: StreamHandle) {
     }
 }
 
-pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result<RocmGraph> {
+pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result<Executable> {
     let device = arena.device();
     let hip = device.hip;
     let _bound = device.bind()?;
@@ -130,7 +124,7 @@ pub(super) fn finish(arena: &Arc<Arena<Device>>, stream: StreamHandle) -> Result
         // SAFETY: the graph is live.
         unsafe { hip.graph_instantiate(recorded.graph) }.map_err(broken)?
     };
-    let mut graph = RocmGraph { arena: arena.clone(), executable, bytes: 0 };
+    let mut graph = Executable { arena: arena.clone(), executable, bytes: 0 };
     // SAFETY: both are live.
     match unsafe { hip.graph_upload(executable, stream.0) } {
         // HIP 5.2 has no upload: the first replay does it.
@@ -168,7 +162,7 @@ fn holds_memory_nodes(hip: &Hip, graph: hipGraph_t) -> hip_sys::Result<bool> {
 ///
 /// # Safety
 /// Every address that was captured is still valid.
-pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &RocmGraph) -> Result<()> {
+pub(super) unsafe fn replay(device: &Device, stream: StreamHandle, graph: &Executable) -> Result<()> {
     let _bound = device.bind()?;
     let _alone = device.lock_launches();
     // SAFETY: the stream is live, the addresses are the caller's promise.

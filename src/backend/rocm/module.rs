@@ -10,28 +10,10 @@ use super::device::{Device, StreamHandle};
 use super::driver::{NAME, typed};
 use crate::backend::gpu::Arena;
 use crate::error::{Error, Result};
-use crate::kernel::{Launch, Origin, Params};
-
-/// A kernel that is loaded on a device. Cloning is cheap.
-#[derive(Clone)]
-pub struct RocmKernel {
-    module: Arc<Module>,
-    origin: Origin,
-}
-
-impl RocmKernel {
-    /// Where its code came from.
-    pub fn origin(&self) -> Origin {
-        self.origin
-    }
-
-    pub(super) fn new(module: Module, origin: Origin) -> Self {
-        Self { module: Arc::new(module), origin }
-    }
-}
+use crate::kernel::{Launch, Params};
 
 /// A loaded code object with one entry point.
-pub(super) struct Module {
+pub struct Module {
     arena: Arc<Arena<Device>>,
     module: hipModule_t,
     function: hipFunction_t,
@@ -92,7 +74,7 @@ fn is_whole_elf(code: &[u8]) -> bool {
 pub(super) unsafe fn launch(
     device: &Device,
     stream: StreamHandle,
-    kernel: &RocmKernel,
+    module: &Module,
     launch: &Launch,
     params: &Params,
 ) -> Result<()> {
@@ -100,7 +82,7 @@ pub(super) unsafe fn launch(
     // The only parameter is the block itself.
     let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast()];
     let node = KernelNode {
-        function: kernel.module.function,
+        function: module.function,
         grid: launch.grid,
         block: [launch.threads, 1, 1],
         shared_bytes: launch.shared_bytes,

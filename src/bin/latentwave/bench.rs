@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
     split_policy: SplitPolicy,
+    /// Leave out the kernels that are made for one architecture alone.
+    #[arg(long)]
+    portable: bool,
     /// Longest sequence that graphs are captured for, in tokens; longer points raise it.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     captured_for: usize,
@@ -104,6 +107,7 @@ impl Job for Bench<'_> {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
             policy: args.split_policy,
+            portable: args.portable,
             pool_bytes: args.pool << 20,
             max_layers: if gpu { 512 } else { 64 },
             min_launches: if gpu { 20 } else { 1 },

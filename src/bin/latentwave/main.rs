@@ -1,5 +1,8 @@
 //! The `latentwave` program: replays request traces, explains graph decisions, measures kernels, lists devices.
 
+#[macro_use]
+mod out;
+
 mod alloc;
 mod args;
 mod bench;
@@ -15,6 +18,7 @@ mod replay;
 mod resolve;
 mod rng;
 mod rows;
+mod soak;
 mod text;
 
 use std::process::ExitCode;
@@ -55,6 +59,8 @@ enum Command {
     Bench(bench::Args),
     #[command(after_help = EXIT_STATUS)]
     Gain(gain::Args),
+    #[command(after_help = EXIT_STATUS)]
+    Soak(soak::Args),
     #[cfg(any(feature = "cuda", feature = "rocm"))]
     Precompile(precompile::Args),
 }
@@ -88,6 +94,7 @@ fn main() -> ExitCode {
         Command::Info(args) => info::run(&args),
         Command::Bench(args) => bench::run(&args),
         Command::Gain(args) => gain::run(&args),
+        Command::Soak(args) => soak::run(&args),
         #[cfg(any(feature = "cuda", feature = "rocm"))]
         Command::Precompile(args) => precompile::run(&args),
     };

@@ -24,6 +24,8 @@ pub(crate) struct Method {
     pub(crate) q_dtype: DType,
     pub(crate) kv_dtype: DType,
     pub(crate) policy: SplitPolicy,
+    /// Whether kernels made for one architecture alone are left out.
+    pub(crate) portable: bool,
     /// Bytes of cache that the layers of a graph take together at least, so that each layer finds its own one cold.
     pub(crate) pool_bytes: usize,
     /// Most layers with a cache of their own.
@@ -92,7 +94,7 @@ pub(crate) fn measure<B: GraphBackend>(
     method: &Method,
 ) -> Result<Measurement> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
-    let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?;
+    let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?.portable(method.portable);
     let inputs = Inputs::new(backend, &mla, point, method)?;
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
     let longest = longest.max(method.max_seq_len);

@@ -1,0 +1,118 @@
+// The ring between the loader and the warpgroups of form 2: units of a tile, 64 tokens x 128 bytes, each with a barrier that ends
+// a phase when it has come and one that does when its readers are done with it.
+
+constexpr int UNIT_VALUES = 128 / bytes_of(KV_DTYPE);  // columns of a unit
+constexpr int CACHED_UNITS = KV_LORA_RANK / UNIT_VALUES;
+constexpr int TILE_UNITS = CACHED_UNITS + (ROPE_DIM > 0);
+constexpr int UNITS_BYTES = STAGES * UNIT_BYTES;
+constexpr int UNITS_BARRIERS_BYTES = 2 * STAGES * 8;
+static_assert(STAGES >= 2 * TILE_UNITS, "a step of two tiles passes the ring's end once at most");
+
+/// A place in the ring, and the parity of its present phase.
+struct UnitPlace {
+    int index, parity;
+
+    DEVICE void advance(int by = 1) {
+        index += by;
+        if (index >= STAGES) {
+            index -= STAGES;
+            parity ^= 1;
+        }
+    }
+
+    /// Likewise, over any distance.
+    DEVICE void skip(int by) {
+        index += by;
+        parity ^= index / STAGES & 1;
+        index %= STAGES;
+    }
+
+    DEVICE UnitPlace after(int by) const {
+        UnitPlace place = *this;
+        place.advance(by);
+        return place;
+    }
+
+    /// An earlier place, whatever its phase.
+    DEVICE UnitPlace before(int by) const { return {index < by ? index + STAGES - by : index - by, 0}; }
+};
+
+struct Units {
+    uint32 base, barriers;
+
+    DEVICE uint32 unit(int index) const { return base + index * UNIT_BYTES; }
+    DEVICE uint32 full(int index) const { return barriers + index * 8; }
+    DEVICE uint32 empty(int index) const { return barriers + (STAGES + index) * 8; }
+
+    /// To be called by the first threads, with how many warps read a unit.
+    DEVICE void init(int readers) const {
+        if (thread_index() >= STAGES) return;
+        barrier_init(full(thread_index()), 1);
+        barrier_init(empty(thread_index()), readers);
+        barrier_publish_init();
+    }
+};
+
+/// Tokens of a box: the largest power of two that divides a page, up to a tile.
+DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
+
+/// The page of a lane's box of a part's first tiles, asked for before the lengths tell where the part begins and ends.
+DEVICE int early_page(const DecodeParams& p, const Part& part) {
+    int column = ((part.token & -TILE_TOKENS) + lane_index() * box_tokens(p)) / p.page_size;
+    if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
+    return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
+}
+
+/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
+/// and as far ahead. `early` is a lane's page where the first piece begins as the part does. Of `loaders` warps, this one loads every
+/// so manieth tile from the `turn`-th on.
+DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, int turn, int loaders, const TensorMap& latent,
+                       const TensorMap& rope, const Units& units) {
+    int lane = lane_index();
+    int rows = box_tokens(p);
+    int boxes = TILE_TOKENS / rows;
+    bool as_part = at.seq == part.seq;
+    int seq = -1;
+    int first = 0;  // lane of the tile's first box
+    int token = 0;  // of this lane's next box
+    int page = -1, entry = 0, page_ahead = -1;
+    UnitPlace place = {0, 1};
+    NO_UNROLL while (at.more) {
+        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+        auto look_up = [&] {
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+            return token < at.end ? table[token / p.page_size] : -1;
+        };
+        if (at.seq != seq) {
+            seq = at.seq;
+            first = 0;
+            token = at.token + lane * rows;
+            page_ahead = !as_part ? look_up() : token < at.end ? early : -1;
+            as_part = false;
+        }
+        if (first == 0) {
+            page = page_ahead;
+            entry = token % p.page_size;
+            token += 32 * rows;
+            page_ahead = look_up();
+        }
+        int box = lane - first;
+        if (turn == 0) {
+            NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+                UnitPlace to = place.after(unit);
+                uint32 full = units.full(to.index);
+                barrier_wait(units.empty(to.index), to.parity);
+                if (box == 0) barrier_expect(full, UNIT_BYTES);
+                warp_barrier();
+                if (box < 0 || box >= boxes) continue;
+                bool rotary = unit == CACHED_UNITS;
+                copy_box(units.unit(to.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+                         full);
+            }
+        }
+        turn = turn == 0 ? loaders - 1 : turn - 1;
+        place.advance(TILE_UNITS);
+        first = (first + boxes) % 32;
+        at.advance(p, part);
+    }
+}
