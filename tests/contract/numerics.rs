@@ -90,17 +90,17 @@ pub(crate) fn the_split_count_does_not_change_the_answer<B: Backend>(backend: &B
 
 /// A batch so small that its sequences are cut finer than others: pieces of one tile, of several, and with ends inside one.
 pub(crate) fn few_sequences_of_any_length<B: Backend>(backend: &B, dtype: DType) {
-    let batches: [&[i32]; 9] =
-        [&[1], &[16], &[17], &[1024], &[4100], &[1000, 63], &[2200, 0, 1, 129], &[64, 700, 65, 0, 33], &[300; 8]];
+    let batches: [&[i32]; 8] =
+        [&[1], &[16], &[17], &[9000], &[1000, 63], &[700, 0, 1, 129], &[64, 300, 65, 0, 33], &[100; 8]];
     for (round, lens) in batches.into_iter().enumerate() {
         let (page_size, seed) = ([16, 64, 24][round % 3], 40 + round as u64);
-        for (heads, query_len) in [(16, 1), (16, 2), (5, 3), (40, 1)] {
+        let shapes = [(16, 1), (16, 2), (5, 3), (40, 1)];
+        for (heads, query_len) in shapes.into_iter().take(if lens[0] > 1000 { 1 } else { 4 }) {
             let mut problem = Problem::random(seed, layer(heads, page_size), (dtype, dtype), query_len, lens);
             problem.poison_unused_slots();
-            for max_seq_len in [0, 100_000] {
-                problem.max_seq_len = max_seq_len;
-                problem.check(backend, &format!("{lens:?} of {heads} heads, {query_len} tokens, for {max_seq_len}"));
-            }
+            // In turns planned for the lengths themselves, and for far longer ones.
+            problem.max_seq_len = if query_len == 1 { 0 } else { 100_000 };
+            problem.check(backend, &format!("{lens:?} of {heads} heads, {query_len} tokens"));
         }
     }
     let mut wide = Problem::random(50, layer(128, 64), (dtype, dtype), 1, &[333]);
