@@ -256,25 +256,30 @@ DEVICE int split_length(const DecodeParams& p, int tokens) {
 }
 
 /// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
-/// piece is written straight to the output. All lanes of a wave must ask together under schedule OWN.
+/// piece is written straight to the output.
 struct Slots {
     int64 begin;
     int count;
 };
-DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
+
+/// For stage-1 forms that are never given schedule OWN.
+DEVICE Slots scheduled_slots(const DecodeParams& p, int virtual_seq) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
         return {begin[0], begin[1] - begin[0]};
-    }
-    if (p.schedule_kind == OWN) {
-        const int GLOBAL* length_at = few_length(p);
-        FewPieces pieces = few_pieces(p, few_tokens(p, length_at ? load_now(length_at) : 0), -1, virtual_seq);
-        return {pieces.first, pieces.count > 1 ? pieces.count : 0};
     }
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
     int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);
     return {(int64)virtual_seq * p.num_kv_splits, count};
+}
+
+/// For all. All lanes of a wave must ask together under schedule OWN.
+DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
+    if (p.schedule_kind != OWN) return scheduled_slots(p, virtual_seq);
+    const int GLOBAL* length_at = few_length(p);
+    FewPieces pieces = few_pieces(p, few_tokens(p, length_at ? load_now(length_at) : 0), -1, virtual_seq);
+    return {pieces.first, pieces.count > 1 ? pieces.count : 0};
 }
 
 /// Where a row of a group belongs; `valid` is false for rows past the group's or the sequence's end.
