@@ -84,7 +84,8 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
     // and schedule may be read at once.
     grid_dependency_launch();
     bool empty = extent(p, virtual_seq) == 0;
-    Slots slots = empty ? Slots{0, 0} : slots_of(p, virtual_seq);
+    Slots slots = {0, 0};
+    if (!empty) slots = p.schedule_kind == OWN ? own_slots(p, virtual_seq) : slots_of(p, virtual_seq);
     if (slots.count == 0) {
         grid_dependency_wait();
         if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);

@@ -58,7 +58,7 @@ struct Cursor {
 
 /// Slot of the block's piece of a sequence, or -1 if it is the sequence's only one.
 DEVICE int64 slot_of(const DecodeParams& p, const Part& part, int seq) {
-    Slots slots = scheduled_slots(p, seq);
+    Slots slots = slots_of(p, seq);
     return slots.count == 0 ? -1 : slots.begin + (seq == part.seq ? part.split : 0);
 }
 

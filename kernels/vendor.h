@@ -36,6 +36,14 @@ DEVICE int wave_first(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 DEVICE int block_index() { return (int)blockIdx.x; }
 DEVICE int grid_blocks() { return (int)gridDim.x; }
 
+/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
+DEVICE int unhoisted(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+/// Likewise for a value that is the same in the whole wave, of which AMD's compiler keeps what it likes in scalar registers.
+DEVICE int unhoisted_uniform(int value) { return unhoisted(value); }
+
 /// Waits for every thread of the block.
 DEVICE void barrier() { __syncthreads(); }
 

@@ -74,6 +74,7 @@ DEVICE T unhoisted(T value) {
     asm volatile("" : "+v"(value));
     return value;
 }
+DEVICE int unhoisted_uniform(int value) { return value; }
 
 /// The 32-bit words of a value of lane `from`.
 template <typename T>

@@ -19,19 +19,10 @@ DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 
 /// Likewise the warp of this thread within its warpgroup.
 DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
 
-/// The value that a lane of the warp has.
+/// The value that a lane of the warp has. What is computed from it alone is computed once per warp, as operands of products need it.
 template <typename T>
 DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
-}
-
-/// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
-DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
-DEVICE int unhoisted(int value) {
-    asm volatile("" : "+r"(value));
-    return value;
 }
 
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.

@@ -68,6 +68,7 @@ mod tests {
             batch: 1,
             max_seq_len: 4096,
             portable: false,
+            free_splits: true,
         };
         for kv_dtype in [DType::BF16, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             let base = Variant { kv_dtype, ..base };

@@ -1,8 +1,9 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
 //! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, beside the portable form that would serve the
-//! problem: in the same run, but for the rows form, which was measured anew since. Tokens are sequences times the longest that is
-//! captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below the longest too.
+//! problem: in the same run where nothing else is said, but for the rows form, which was measured anew since. Tokens are sequences
+//! times the longest that is captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below
+//! the longest too.
 //!
 //! | rows of a group | sequences, tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
@@ -84,11 +85,9 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows: rows, stages, .. } = *variant;
     if variant.form == ROWS_FORM {
         let halves = 2 * stages - 1;
-        // The ring and one rotary unit, queries and weights.
-        let units = halves * 4 + 1 + STAGED_UNITS + 1;
-        // What 128 lanes hand on, and two slots.
-        let handed = 128 * 16 + 2 * 8;
-        return units * UNIT_BYTES + (halves * 5 + 3) * 8 + handed + 2 * 8;
+        let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
+        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;

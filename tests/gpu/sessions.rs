@@ -26,12 +26,10 @@ fn engine(gpu: &Gpu, stream: Stream<Gpu>) -> Option<Engine<Gpu>> {
 
 /// Captures, calling `meddle` with the stream while it records.
 fn capture(engine: &mut Engine<Gpu>, mut meddle: impl FnMut(&Stream<Gpu>) -> latentwave::Result<()>) -> CaptureReport {
-    let Engine { session, layers, .. } = engine;
-    let layer = &mut layers[0];
-    let report = session.capture(|step| {
-        step.decode(&layer.q, &layer.cache, &mut layer.out, Some(&mut layer.lse))?;
-        // Not in the eager run that comes first.
-        if step.stream().capture_state() == CaptureState::Capturing { meddle(step.stream()) } else { Ok(()) }
+    let report = engine.capture_with(|stream| match stream.capture_state() {
+        CaptureState::Capturing => meddle(stream),
+        // The eager run that comes first.
+        _ => Ok(()),
     });
     report.expect("the session goes on")
 }
