@@ -19,7 +19,7 @@ constexpr int LANE_COLUMNS = COLUMNS / 16;
 constexpr int LANE_TOKENS = 4;
 constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
 constexpr int CHUNKS = WIDTH / 32;                // of columns that a wave multiplies at once
-constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 1;  // chunks of queries that a lane keeps in shared memory
+constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 2;  // chunks of queries that a lane keeps in shared memory
 constexpr int HELD = CHUNKS - STAGED;             // and in registers
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
 constexpr int ROPE_LANES = 16;  // of a token: the first waves load its rope, four columns a lane
@@ -132,7 +132,8 @@ struct Slice {
     }
 };
 
-/// This wave's query rows, as the lane multiplies them: a row of each of its row tiles.
+/// This wave's query rows, as the lane multiplies them: a row of each of its row tiles, or some row that is there for one that is
+/// not, whose result goes nowhere.
 struct Queries {
     Word4 held[WAVE_TILES][HELD];
 
@@ -145,8 +146,7 @@ struct Queries {
             Row at = row_of(p, virtual_seq, row + r * 16);
             const uint16 GLOBAL* row = query_row(p, at) + unhoisted((uint32)lane_index()) / 16 * 8;
             UNROLL for (int j = 0; j < CHUNKS; j++) {
-                Word4 word = {};
-                if (at.valid) word = *(const Word4 GLOBAL*)(row + j * 32);
+                Word4 word = *(const Word4 GLOBAL*)(row + j * 32);
                 if (j < HELD) {
                     held[r][j] = word;
                 } else {

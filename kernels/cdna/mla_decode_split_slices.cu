@@ -153,7 +153,8 @@ struct Tile {
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
 };
 
-/// The query row of this lane, the columns that it multiplies.
+/// The query row of this lane, the columns that it multiplies; of some row that is there if this one is not, for its result goes
+/// nowhere.
 struct Queries {
     Word4 latent[STEPS];
     Word2 rope;
@@ -162,12 +163,8 @@ struct Queries {
         Row at = row_of(p, virtual_seq, row);
         int quarter = unhoisted(lane_quarter());
         const uint16 GLOBAL* from = query_row(p, at) + wave_index() * COLUMNS + quarter * CHUNK_STEPS * 8;
-        UNROLL for (int j = 0; j < STEPS; j++) {
-            latent[j] = {};
-            if (at.valid) latent[j] = *(const Word4 GLOBAL*)(from + step_column(j));
-        }
-        rope = {};
-        if (!HAS_ROPE || !at.valid) return;
+        UNROLL for (int j = 0; j < STEPS; j++) latent[j] = *(const Word4 GLOBAL*)(from + step_column(j));
+        if (!HAS_ROPE) return;
         rope = *(const Word2 GLOBAL*)(query_row(p, at) + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + quarter * 4);
     }
 };

@@ -44,7 +44,7 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let tile = tile_tokens * (variant.kv_lora_rank + variant.rope_dim) * 2;
     let weights = block_rows * tile_tokens * 2;
     let places = tile_tokens * 16;
-    let staged = if block_rows == 64 { 5 } else { 1 }; // chunks of queries
+    let staged = if block_rows == 64 { 5 } else { 2 }; // chunks of queries
     2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * threads * 16
 }
 
