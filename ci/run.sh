@@ -226,7 +226,8 @@ job_msrv() {
     echo "not run: toolchain $version is not installed (clippy's incompatible_msrv checked the standard library's part)"
     return 0
   fi
-  CARGO_TARGET_DIR=target/msrv rustup run "$version" cargo check --workspace --features "$ALL"
+  # candle's own minimum is higher: 1.89.
+  CARGO_TARGET_DIR=target/msrv rustup run "$version" cargo check --workspace --features "${ALL/candle,/}"
 }
 
 job_miri() {
