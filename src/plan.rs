@@ -443,7 +443,6 @@ mod tests {
     }
 
     #[test]
-    #[cfg_attr(miri, ignore = "a device asks the machine for its facts")]
     fn sizes_that_overflow_are_refused_by_name() {
         use crate::backend::Backend;
         let host = crate::Host::with_threads(1);
