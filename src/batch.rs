@@ -227,7 +227,11 @@ pub fn dcp_empty_rows(local_lens: &[usize], query_offsets: &[usize], num_rows: u
             format!("{query_offsets:?} for {} requests; one more entry, ascending", local_lens.len()),
         ));
     }
-    let mut empty = vec![true; num_rows];
+    let mut empty = Vec::new();
+    let Ok(()) = empty.try_reserve_exact(num_rows) else {
+        return Err(Error::argument("num_rows", format!("{num_rows}: no memory for so many rows")));
+    };
+    empty.resize(num_rows, true);
     for (rows, _) in query_offsets.windows(2).zip(local_lens).filter(|&(_, &len)| len > 0) {
         empty[rows[0].min(num_rows)..rows[1].min(num_rows)].fill(false);
     }

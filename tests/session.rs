@@ -228,6 +228,8 @@ fn sizes_and_modes_that_cannot_be_are_refused<B: GraphBackend>(backend: &B) {
         assert!(matches!(&error, Error::Argument { arg: got, .. } if *got == arg), "{arg}: {error:?}");
     };
     refused(SessionConfig { max_num_seqs: 0, ..config(2, 0) }, "max_num_seqs");
+    refused(SessionConfig { max_num_seqs: 1 << 21, ..config(2, 0) }, "max_num_seqs");
+    refused(SessionConfig { num_spec_tokens: usize::MAX, ..config(2, 0) }, "num_spec_tokens");
     refused(SessionConfig { max_seq_len: 0, ..config(2, 0) }, "max_seq_len");
     refused(SessionConfig { num_pages: 0, ..config(2, 0) }, "num_pages");
     refused(SessionConfig { max_num_batched_tokens: 7, ..config(2, 3) }, "max_num_batched_tokens");
@@ -373,6 +375,15 @@ fn outputs_that_overlap_any_input_are_refused<B: GraphBackend>(backend: &B) {
         let refused = decode.run(&stream, &plan, &mut workspace, args);
         assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "{refused:?}");
     }
+    let memory = Tensor::zeros(backend, [4, 512], DType::BF16).expect("memory");
+    // SAFETY: inside the tensor above, and refused before anything is written.
+    let mut out = unsafe { Tensor::from_raw(memory.addr(), DType::BF16, &[1, 4, 512], &[2048, 1, 1]) }.expect("rows");
+    let mut workspace = Workspace::new(backend, 1).expect("workspace");
+    let (kv_cache, block_table, seq_lens) = (&kv_cache, &block_table, &seq_lens);
+    let args =
+        DecodeArgs { q: &q, kv_cache, block_table, seq_lens, out: &mut out, lse: None, kv_scale: 1.0, causal: true };
+    let refused = decode.run(&stream, &plan, &mut workspace, args);
+    assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "heads upon each other: {refused:?}");
 }
 
 fn a_step_tells_which_graphs_serve_it<B: GraphBackend>(backend: &B) {

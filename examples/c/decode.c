@@ -1,7 +1,7 @@
 /* Decode attention from C: two sequences over paged memory, checked against the formula written out below; then a session, whose
  * graph is replayed with other lengths.
  *
- *   cc -Iinclude examples/c/decode.c -Ltarget/release -llatentwave -lm -o target/decode
+ *   cc -Iinclude examples/c/decode.c -Ltarget/release -Wl,-rpath,"$PWD/target/release" -llatentwave -lm -o target/decode
  *
  * It runs on the host, where "device memory" is ordinary memory. On a GPU take LW_CUDA or LW_ROCM, bf16 tensors in device memory, and
  * a cudaStream_t or hipStream_t as the stream: nothing else changes. */

@@ -1,6 +1,6 @@
 // Decode attention from C++17: the new token's row is written into its page, then attended to; handles close themselves.
 //
-//   c++ -std=c++17 -Iinclude examples/c/decode.cpp -Ltarget/release -llatentwave -o target/decode_cpp
+//   c++ -std=c++17 -Iinclude examples/c/decode.cpp -Ltarget/release -Wl,-rpath,"$PWD/target/release" -llatentwave -o target/decode_cpp
 #include <latentwave.h>
 
 #include <algorithm>

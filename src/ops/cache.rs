@@ -176,7 +176,8 @@ pub struct CacheWrite<'a, B: Backend> {
     pub kv_c: &'a Tensor<B>,
     /// New rope rows, `[>= num_tokens, qk_rope_head_dim]`, of the same type; `None` for a model without rope.
     pub k_pe: Option<&'a Tensor<B>>,
-    /// Slot of each row, i64 `[num_tokens]`: `page * page_size + entry`; a negative slot is skipped (padding).
+    /// Slot of each row, i64 `[num_tokens]`: `page * page_size + entry`; a negative slot is skipped
+    /// (padding), and so is one past the cache.
     pub slot_mapping: &'a Tensor<B>,
     /// Scale of an fp8 cache: the byte is the value over the scale, rounded to nearest even, saturating. 1 for others.
     pub kv_scale: f32,

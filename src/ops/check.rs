@@ -60,12 +60,22 @@ pub(super) fn contiguous<B: Backend>(arg: &'static str, tensor: &Tensor<B>) -> R
     }
 }
 
-/// Checks that an output shares no memory with any of the other tensors.
+/// Checks that an output shares no memory with any of the other tensors, nor one of its elements with another.
 pub(super) fn disjoint<B: Backend>(
     arg: &'static str,
     out: &Tensor<B>,
     others: &[(&'static str, &Tensor<B>)],
 ) -> Result<()> {
+    // From the smallest stride up, each must step over all that the smaller ones reach. Nothing is allocated here.
+    let dims = || out.strides().iter().copied().zip(out.shape().iter().copied()).filter(|&(_, extent)| extent > 1);
+    for (stride, _) in dims() {
+        let below = dims().filter(|&(other, _)| other < stride).map(|(other, extent)| other.saturating_mul(extent - 1));
+        let reach = below.fold(1_usize, usize::saturating_add);
+        let twins = dims().filter(|&(other, _)| other == stride).count();
+        if stride < reach || twins > 1 {
+            return Err(Error::argument(arg, format!("strides {:?}: elements lie upon each other", out.strides())));
+        }
+    }
     let span = |tensor: &Tensor<B>| -> Range<u64> { tensor.addr()..tensor.addr() + tensor.span_bytes() as u64 };
     let out = span(out);
     for (name, other) in others {

@@ -56,7 +56,8 @@ pub struct DecodeArgs<'a, B: Backend> {
     /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything.
     pub block_table: &'a Tensor<B>,
     /// Cached tokens per sequence, this step's own included, i32 `[batch]`. 0 is an empty (padding) sequence. On a GPU the host cannot
-    /// see them: lengths are cut to what a row of the table addresses, page ids outside the cache are not followed.
+    /// see them: lengths are cut to what a row of the table addresses (under [`SplitPolicy::Invariant`] also to the plan's longest), page ids
+    /// outside the cache are not followed.
     pub seq_lens: &'a Tensor<B>,
     /// Attention output in latent space, `[rows, num_heads, kv_lora_rank]` or `[batch, query_len, ..]`, of the queries' type. 0 for
     /// rows that see no token.
