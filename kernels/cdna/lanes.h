@@ -10,22 +10,6 @@ DEVICE void multiply(Accum& c, const Word4& a, const Word4& b) {
     mma_wide<Q_IS_BF16>(c, {a.x, a.y, a.z, a.w}, {b.x, b.y, b.z, b.w});
 }
 
-/// Dies of a device that blocks are dealt out to in turn, each with a second-level cache of its own.
-constexpr int DIES = 8;
-
-/// A block's share of the work. The blocks of an item, which attend to the same tokens for other rows, go to one die.
-struct Share {
-    int item, first_row;
-};
-DEVICE Share share_of(const DecodeParams& p) {
-    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int round = DIES * row_blocks;
-    int block = block_index();
-    // The blocks that are no whole round are too few to matter.
-    if (block >= grid_blocks() / round * round) return {block / row_blocks, block % row_blocks * BLOCK_ROWS};
-    return {block / round * DIES + block % DIES, block % round / DIES * BLOCK_ROWS};
-}
-
 constexpr int ELEM = bytes_of(KV_DTYPE);
 
 /// Words of the cache that are loaded at once.

@@ -249,8 +249,9 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     grid_dependency_wait();
     grid_dependency_launch();
 
-    Share share = share_of(p);
-    Part part = find_part(p, share.item);
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    Part part = find_part(p, block_index() / row_blocks);
     Cursor keys = {part.seq, part.token, 0};  // the tile whose logits are next
     keys.settle(p, part);
     if (!keys.more()) return;
@@ -281,7 +282,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
 
     auto row = [&](int r) {
         uint32 thread = unhoisted((uint32)thread_index());
-        return share.first_row + (int)((thread / WAVE * WAVE_TILES + r) * 16 + thread % 16);
+        return first_row + (int)((thread / WAVE * WAVE_TILES + r) * 16 + thread % 16);
     };
     Queries queries;
     Softmax softmax[WAVE_TILES];
@@ -345,7 +346,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
             }
         }
         if (unlikely(last)) {
-            output.finish(p, seq, share.first_row, slot, scales);
+            output.finish(p, seq, first_row, slot, scales);
             if (!keys.more()) break;
             output.clear();
             barrier();

@@ -273,8 +273,9 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     grid_dependency_wait();
     grid_dependency_launch();
 
-    Share share = share_of(p);
-    Part part = find_part(p, share.item);
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    Part part = find_part(p, block_index() / row_blocks);
     Cursor at = {part.seq, part.token, 0};
     at.settle(p, part);
     if (!at.more()) return;
@@ -290,7 +291,7 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     }
     Queries queries;
     Result result;
-    auto row = [&] { return unhoisted(share.first_row + lane_row()); };
+    auto row = [&] { return unhoisted(first_row + lane_row()); };
     auto start = [&] {
         queries.read(p, at.seq, row());
         result.start(p, at, row());
