@@ -8,7 +8,7 @@ use crate::plan::SplitPolicy;
 use crate::tensor::DType;
 
 /// Most sequences that a session may be made for: it plans for every batch size up to its own.
-pub const MAX_NUM_SEQS: usize = 1 << 20;
+const MAX_NUM_SEQS: usize = 1 << 20;
 
 /// What a [`DecodeSession`](super::DecodeSession) is made for. [`SessionConfig::new`] gives the usual values; set the fields that differ.
 #[derive(Debug, Clone, PartialEq)]
