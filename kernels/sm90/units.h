@@ -64,10 +64,13 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. `early` is a lane's page where the first piece begins as the part does. Of `loaders` warps, this one loads every
+/// and as far ahead. Of `loaders` warps, this one loads every
 /// so manieth tile from the `turn`-th on.
-DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, int turn, int loaders, const TensorMap& latent,
-                       const TensorMap& rope, const Units& units) {
+DEVICE void load_units(const DecodeParams& p, int item, int turn, int loaders, const TensorMap& latent, const TensorMap& rope,
+                       const Units& units) {
+    Part part = find_part(p, item);
+    int early = early_page(p, part);
+    Cursor at(p, part);
     int lane = lane_index();
     int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
