@@ -6,13 +6,13 @@ import sys
 import tarfile
 
 LIMIT = 8 << 20
-NEEDED = {"latentwave": ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "src/lib.rs"], "latentwave-hip-sys": ["src/lib.rs"]}
+NEEDED = {"latentwave": ["README.md", "LICENSE-MIT", "LICENSE-APACHE", "CHANGELOG.md", "src/lib.rs", "include/latentwave.h"], "latentwave-hip-sys": ["src/lib.rs"]}
 
 # What may lie at the top of each package; cargo adds its own files.
 CARGO = {"Cargo.toml", "Cargo.toml.orig", "Cargo.lock", ".cargo_vcs_info.json"}
 ALLOWED = {
     "latentwave": {
-        "build.rs", "src", "kernels", "tests", "benches", "examples", "data", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT",
+        "build.rs", "src", "kernels", "include", "cbindgen.toml", "tests", "benches", "examples", "data", "README.md", "ARCHITECTURE.md", "CHANGELOG.md", "LICENSE-MIT",
         "LICENSE-APACHE",
     },
     "latentwave-hip-sys": {"src", "tests", "examples", "device", "README.md"},

@@ -10,7 +10,7 @@ constexpr int LANE_COLUMNS = 8;       // 16 bytes of a partial result
 constexpr int LANES = COLUMNS / LANE_COLUMNS;
 constexpr int TEAMS = THREADS / LANES;
 constexpr int LOOKERS = LANES < WAVE ? LANES : WAVE;
-constexpr int IN_FLIGHT = 8;
+constexpr int IN_FLIGHT = 4;
 static_assert(THREADS % LANES == 0 && LOOKERS >= 8, "whole teams");
 
 /// What the splits of a row add up to: weights are relative to `maximum`.
@@ -20,16 +20,20 @@ struct Total {
     /// Weight of a split; 0 for an empty one.
     DEVICE float weight_of(float lse) const { return lse == NEGATIVE_INFINITY ? 0.0f : exp2((lse - maximum) * LOG2_E); }
 
+    DEVICE void raise(float raised) {
+        // Both are -inf as long as every split was empty.
+        if (maximum != raised) weight *= exp2((maximum - raised) * LOG2_E);
+        maximum = raised;
+    }
+
     /// Over `count` log-sum-exps, `stride` apart, by LOOKERS neighbouring threads; the result is in all of them.
     static DEVICE Total look(const float GLOBAL* lse_of, int count, int64 stride) {
         Total total = {NEGATIVE_INFINITY, 0.0f};
-        int first = thread_index() % LOOKERS;
-        NO_UNROLL for (int begin = 0; begin < count; begin += LOOKERS * IN_FLIGHT) {
+        NO_UNROLL for (int split = thread_index() % LOOKERS; split < count; split += LOOKERS * IN_FLIGHT) {
             float lse[IN_FLIGHT];
             float highest = total.maximum;
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                int split = begin + first + j * LOOKERS;
-                lse[j] = split < count ? lse_of[split * stride] : NEGATIVE_INFINITY;
+                lse[j] = split + j * LOOKERS < count ? lse_of[(split + j * LOOKERS) * stride] : NEGATIVE_INFINITY;
                 highest = ::maximum(highest, lse[j]);
             }
             total.raise(highest);
@@ -39,48 +43,22 @@ struct Total {
         total.weight = lanes_sum<LOOKERS>(total.weight);
         return total;
     }
-
-    DEVICE void raise(float raised) {
-        // Both are -inf as long as every split was empty.
-        if (maximum != raised) weight *= exp2((maximum - raised) * LOG2_E);
-        maximum = raised;
-    }
 };
 
-/// Values of up to IN_FLIGHT splits, and their log-sum-exps.
-struct Values {
-    Word4 word[IN_FLIGHT];
-    float lse[IN_FLIGHT];
-
-    DEVICE void load(const uint16 GLOBAL* out_of, const float GLOBAL* lse_of, int first, int step, int count, int64 rows, int rank) {
-        UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-            int split = first + j * step;
-            word[j] = {0, 0, 0, 0};
-            lse[j] = NEGATIVE_INFINITY;
-            if (split >= count) continue;
-            word[j] = *(const Word4 GLOBAL*)(out_of + split * rows * rank);
-            lse[j] = lse_of[split * rows];
-        }
+/// Adds the eight columns of a split.
+DEVICE void add_columns(float (&sum)[LANE_COLUMNS], float weight, const Word4& word) {
+    uint32 pair[4] = {word.x, word.y, word.z, word.w};
+    UNROLL for (int i = 0; i < 4; i++) {
+        float low, high;
+        unpack(pair[i], low, high);
+        sum[2 * i] += weight * low;
+        sum[2 * i + 1] += weight * high;
     }
-
-    DEVICE void add(float (&sum)[LANE_COLUMNS], const Total& total) const {
-        UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-            float weight = total.weight_of(lse[j]);
-            if (weight == 0.0f) continue;  // what an empty split holds may be anything
-            uint32 pair[4] = {word[j].x, word[j].y, word[j].z, word[j].w};
-            UNROLL for (int i = 0; i < 4; i++) {
-                float low, high;
-                unpack(pair[i], low, high);
-                sum[2 * i] += weight * low;
-                sum[2 * i + 1] += weight * high;
-            }
-        }
-    }
-};
+}
 
 /// Clears rows of an empty virtual sequence.
 DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, int end_row, int column) {
-    for (int r = first_row + thread_index() / LANES; r < end_row; r += TEAMS) {
+    NO_UNROLL for (int r = first_row + thread_index() / LANES; r < end_row; r += TEAMS) {
         Row row = row_of(p, virtual_seq, r);
         if (!row.valid || column >= p.kv_lora_rank) continue;
         Word2 GLOBAL* to = (Word2 GLOBAL*)(output_row(p, row) + column);
@@ -89,12 +67,12 @@ DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, in
     }
 }
 
-KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
+KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     int column_blocks = divide_up(p.kv_lora_rank, COLUMNS);
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int block = block_index() / column_blocks;
-    int virtual_seq = block / row_blocks;
+    int block = quotient(block_index(), column_blocks);
+    int virtual_seq = quotient(block, row_blocks);
     int first_row = (block - virtual_seq * row_blocks) * BLOCK_ROWS;
     int end_row = smaller(first_row + BLOCK_ROWS, group_rows(p));
     int lane = thread_index() % LANES;
@@ -102,67 +80,83 @@ KERNEL(THREADS) mla_decode_reduce(const DecodeParams p) {
     int first_column = (block_index() - block * column_blocks) * COLUMNS;
     int column = first_column + lane * LANE_COLUMNS;
 
-    // Stage 1 lets this kernel begin once what came before it has ended, so lengths and schedule may be read at once.
-    bool empty = extent(p, virtual_seq) == 0;
-    Slots slots = empty ? Slots{0, 0} : slots_of(p, virtual_seq);
-    grid_dependency_wait();
+    // The next kernel may come as near as it likes. Stage 1 lets this one begin once what came before stage 1 has ended, so lengths
+    // and schedule may be read at once.
     grid_dependency_launch();
-    if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
-    if (slots.count == 0) return;
+    bool empty = extent(p, virtual_seq) == 0;
+    Slots slots = {0, 0};
+    if (!empty) slots = p.schedule_kind == OWN ? own_slots(p, virtual_seq) : slots_of(p, virtual_seq);
+    if (slots.count == 0) {
+        grid_dependency_wait();
+        if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
+        return;
+    }
 
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
     // is idle for want of rows.
     int share = 1;
     while (share < TEAMS && (share * IN_FLIGHT < slots.count || TEAMS / share > BLOCK_ROWS)) share *= 2;
+    int log_share = highest_bit(share);
     int64 rows = group_rows(p);
-    NO_UNROLL for (int r = first_row; r < end_row; r += TEAMS / share) {
-        int at = r + team / share;
+    NO_UNROLL for (int r = first_row; r < end_row; r += TEAMS >> log_share) {
+        int at = r + (team >> log_share);
         int64 first_slot_row = slots.begin * rows + smaller(at, end_row - 1);
         const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
         const uint16 GLOBAL* out_of =
             global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + (column < p.kv_lora_rank ? column : 0);
-        int split = team % share;
-        float sum[LANE_COLUMNS] = {};
-        Values values;
-        values.load(out_of, lse_of, split, share, slots.count, rows, p.kv_lora_rank);
-        Total total = Total::look(lse_of, slots.count, rows);
-        NO_UNROLL while (true) {
-            values.add(sum, total);
-            split += share * IN_FLIGHT;
-            if (split >= slots.count) break;
-            values.load(out_of, lse_of, split, share, slots.count, rows, p.kv_lora_rank);
-        }
         Row row = row_of(p, virtual_seq, at);
         bool writes = at < end_row && row.valid;
+        uint16 GLOBAL* out = output_row(p, row);
+        if (r == first_row) grid_dependency_wait();
+        Total total;
+        float sum[LANE_COLUMNS] = {};
+        int first = team & (share - 1);
+        int split = first;
+        const float GLOBAL* lse_at = lse_of + first * rows;
+        const uint16 GLOBAL* out_at = out_of + first * rows * p.kv_lora_rank;
+        NO_UNROLL do {
+            Word4 word[IN_FLIGHT];
+            float lse[IN_FLIGHT];
+            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
+                word[j] = {0, 0, 0, 0};
+                lse[j] = NEGATIVE_INFINITY;
+                if (split < slots.count) {
+                    word[j] = *(const Word4 GLOBAL*)out_at;
+                    lse[j] = *lse_at;
+                }
+                split += share;
+                lse_at += share * rows;
+                out_at += share * rows * p.kv_lora_rank;
+            }
+            if (split == first + share * IN_FLIGHT) total = Total::look(lse_of, slots.count, rows);
+            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
+                float weight = total.weight_of(lse[j]);
+                if (weight != 0.0f) add_columns(sum, weight, word[j]);  // what an empty split holds may be anything
+            }
+        } while (split < slots.count);
         // Emptiness is a weight of zero: a NaN must show.
         float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
-        uint16 GLOBAL* out = output_row(p, row);
-        if (writes && first_column == 0 && thread_index() % (share * LANES) == 0) {
+        if (writes && column == 0 && first == 0) {
             write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
-        }
-        if (share == 1) {
-            if (!writes || column >= p.kv_lora_rank) continue;
-            UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
-                *(Word2 GLOBAL*)(out + column + i) = {pack(sum[i] * factor, sum[i + 1] * factor),
-                                                      pack(sum[i + 2] * factor, sum[i + 3] * factor)};
-            }
-            continue;
         }
         UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
             *(Float4 SHARED*)(sums + thread_index() * LANE_COLUMNS + i) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
         }
         barrier();
         // The row's threads take two columns at a time.
-        for (int pair = thread_index() % (share * LANES); pair < COLUMNS / 2; pair += share * LANES) {
-            const float SHARED* of = sums + team / share * share * COLUMNS + pair * 2;
+        int row_threads = LANES << log_share;
+        NO_UNROLL for (int pair = thread_index() & (row_threads - 1); pair < COLUMNS / 2; pair += row_threads) {
+            const float SHARED* of = sums + (team >> log_share << log_share) * COLUMNS + pair * 2;
             float low = 0.0f, high = 0.0f;
+#pragma unroll 8
             for (int other = 0; other < share; other++) {
-                low += of[other * COLUMNS];
-                high += of[other * COLUMNS + 1];
+                Word2 part = *(const Word2 SHARED*)(of + other * COLUMNS);
+                low += bits_float(part.x);
+                high += bits_float(part.y);
             }
             int to = first_column + pair * 2;
             if (writes && to < p.kv_lora_rank) *(uint32 GLOBAL*)(out + to) = pack(low * factor, high * factor);
         }
-        barrier();
+        if (r + (TEAMS >> log_share) < end_row) barrier();
     }
 }

@@ -9,7 +9,8 @@
 //
 // Turn of the first half, at tile i:   weights of i | logits of i + 1, output of i | weights of i + 1 | ...
 // Turn of the second half:             output of i - 1, logits of i | weights of i | logits of i + 1, output of i | ...
-// Tile i + 2 is loaded in the turn in which the first half multiplies by tile i: the place of tile i - 1 is free from then on.
+// The second half loads all tiles, i + 2 in its turn of the weights of i: the place of i - 1 is free from then on, and it has
+// until the end of its next turn to arrive.
 // mla_decode_split.cu says what a part is; kernels/mla_stream.h and kernels/mla_softmax.h are shared with it.
 
 constexpr int HALF_THREADS = THREADS / 2;
@@ -23,11 +24,9 @@ static_assert(!FP8 && STAGES == 3, "a ring of three tiles of 16 bits");
 static_assert(HALF_ROW_TILES * ROW_SLOTS == HALF_WAVES && SLOT_ELEMS == 4, "a wave weighs the rows of one slot");
 static_assert(LANE_KEYS == KEY_TILES * SLOT_ELEMS && HALF_COLUMNS % 16 == 0, "waves divide logits and output");
 
-// Steps of a row whose queries stay in registers.
-#ifndef HALF_HELD
-#define HALF_HELD 2
-#endif
-constexpr int HELD_STEPS = HALF_HELD < HALF_STEPS ? HALF_HELD : HALF_STEPS;
+// How many steps, and units of output, their operands are loaded ahead: only one wave of a SIMD multiplies at a time.
+constexpr int LOGITS_AHEAD = 1;
+constexpr int OUTPUT_AHEAD = 2;
 
 constexpr int HALF_SCORES = HALF_WAVES * HALF_ROW_TILES * ROW_SLOTS * KEY_TILES * WAVE;  // words of SLOT_ELEMS floats
 constexpr int TURN_BYTES = QUERY_BYTES + TILES_BYTES + 2 * HALF_SCORES * 16 + WEIGHTS_ELEMS * 2 + 2 * BLOCK_ROWS * 4 + 32;
@@ -52,13 +51,6 @@ struct Queries {
     }
 };
 
-DEVICE void read_queries(Queries (&held)[HELD_STEPS], const uint16 SHARED* queries) {
-    queries += half_wave() * 16;
-    UNROLL for (int j = 0; j < HELD_STEPS; j++) {
-        if (has_step(j)) held[j].load(queries, j);
-    }
-}
-
 /// Loads the half's query rows of a virtual sequence; rows that do not exist become zeros.
 DEVICE void load_half_queries(const DecodeParams& p, uint16 SHARED* queries, int virtual_seq, int first_row) {
     constexpr int LANES = 8;
@@ -72,50 +64,60 @@ DEVICE void load_half_queries(const DecodeParams& p, uint16 SHARED* queries, int
     }
 }
 
-/// The half's logits of a tile, summed over this wave's steps. `beside(j)` is done beside step `j`.
-template <typename Beside>
-DEVICE void logits(Float4 SHARED* scores, const Queries (&held)[HELD_STEPS], const uint16 SHARED* queries,
-                   const uint16 SHARED* keys, Beside beside) {
-    queries += half_wave() * 16;
-    keys += half_wave() * 16;
+/// The half's logits of a tile, as far as this wave's steps go.
+struct Logits {
     struct Operands {
         Queries a;
         FragB b[KEY_TILES];
     };
-    auto load = [&](Operands& to, int j) {
+
+    const uint16 SHARED* queries;
+    const uint16 SHARED* keys;
+    Accum sum[HALF_ROW_TILES][KEY_TILES];
+    Operands operands[LOGITS_AHEAD + 1];
+
+    /// Begins with the rows of `queries` and of `keys`.
+    DEVICE void start(const uint16 SHARED* query_rows, const uint16 SHARED* key_rows) {
+        queries = query_rows + half_wave() * 16;
+        keys = key_rows + half_wave() * 16;
+        UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
+            UNROLL for (int n = 0; n < KEY_TILES; n++) sum[m][n] = {};
+        }
+        UNROLL for (int j = 0; j < LOGITS_AHEAD; j++) load(j);
+    }
+
+    DEVICE void load(int j) {
         if (!has_step(j)) return;
-        if (j >= HELD_STEPS) to.a.load(queries, j);
-        UNROLL for (int n = 0; n < KEY_TILES; n++) {
-            load_b(to.b[n], keys + n * 16 * ROW_STRIDE + j * HALF_WAVES * 16, ROW_STRIDE);
-        }
-    };
-    Accum sum[HALF_ROW_TILES][KEY_TILES] = {};
-    Operands operands[2];  // one is loaded while the other is multiplied
-    load(operands[0], 0);
-    UNROLL for (int j = 0; j < HALF_STEPS; j++) {
-        if (j + 1 < HALF_STEPS) load(operands[(j + 1) % 2], j + 1);
-        if (has_step(j)) {
-            const Queries& a = j < HELD_STEPS ? held[j < HELD_STEPS ? j : 0] : operands[j % 2].a;
-            UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
-                UNROLL for (int n = 0; n < KEY_TILES; n++) mma<Q_IS_BF16>(sum[m][n], a.row_tile[m], operands[j % 2].b[n]);
-            }
-        }
-        beside(j);
+        Operands& to = operands[j % (LOGITS_AHEAD + 1)];
+        to.a.load(queries, j);
+        UNROLL for (int n = 0; n < KEY_TILES; n++) load_b(to.b[n], keys + n * 16 * ROW_STRIDE + j * HALF_WAVES * 16, ROW_STRIDE);
     }
-    scores += half_wave() * HALF_ROW_TILES * ROW_SLOTS * KEY_TILES * WAVE + lane_index();
-    UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
-        UNROLL for (int s = 0; s < ROW_SLOTS; s++) {
-            UNROLL for (int n = 0; n < KEY_TILES; n++) {
-                float x[SLOT_ELEMS];
-                int count = 0;
-                UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
-                    if (row_slot(i) == s) x[count++] = sum[m][n].value[i];
+
+    DEVICE void push(int j) {
+        if (j + LOGITS_AHEAD < HALF_STEPS) load(j + LOGITS_AHEAD);
+        if (!has_step(j)) return;
+        const Operands& now = operands[j % (LOGITS_AHEAD + 1)];
+        UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
+            UNROLL for (int n = 0; n < KEY_TILES; n++) mma<Q_IS_BF16>(sum[m][n], now.a.row_tile[m], now.b[n]);
+        }
+    }
+
+    DEVICE void store(Float4 SHARED* scores) const {
+        scores += half_wave() * HALF_ROW_TILES * ROW_SLOTS * KEY_TILES * WAVE + lane_index();
+        UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
+            UNROLL for (int s = 0; s < ROW_SLOTS; s++) {
+                UNROLL for (int n = 0; n < KEY_TILES; n++) {
+                    float x[SLOT_ELEMS];
+                    int count = 0;
+                    UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
+                        if (row_slot(i) == s) x[count++] = sum[m][n].value[i];
+                    }
+                    scores[((m * ROW_SLOTS + s) * KEY_TILES + n) * WAVE] = {x[0], x[1], x[2], x[3]};
                 }
-                scores[((m * ROW_SLOTS + s) * KEY_TILES + n) * WAVE] = {x[0], x[1], x[2], x[3]};
             }
         }
     }
-}
+};
 
 /// Which logits of the half's scores a lane weighs: one row, so many tokens of each key tile.
 struct Weighed {
@@ -156,33 +158,45 @@ struct Weighed {
 
 /// Accumulated outputs of the half's rows, this wave's columns.
 struct Output {
-    Accum tile[HALF_ROW_TILES][HALF_COLUMNS / 16];
+    static constexpr int COLUMN_TILES = HALF_COLUMNS / 16;
+    // Products that a tile takes: 16 tokens times 16 columns, for all rows.
+    static constexpr int UNITS = KEY_TILES * COLUMN_TILES;
+    // Those that lie among the steps of the logits; the others give the logits time to be stored.
+    static constexpr int AMONG = UNITS * 3 / 4;
 
-    DEVICE void push(const uint16 SHARED* weights, const uint16 SHARED* values) {
-        constexpr int COLUMN_TILES = HALF_COLUMNS / 16;
-        constexpr int UNITS = KEY_TILES * COLUMN_TILES;
-        values += half_wave() * HALF_COLUMNS;
-        FragA a[HALF_ROW_TILES];
-        FragB b[2];  // one is loaded while the other is multiplied
-        load_b_trans(b[0], values, ROW_STRIDE);
-        UNROLL for (int unit = 0; unit < UNITS; unit++) {
-            int n = unit % COLUMN_TILES;
-            if (n == 0) {
-                UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
-                    load_a(a[m], weights + m * 16 * SCORE_STRIDE + unit / COLUMN_TILES * 16, SCORE_STRIDE);
-                }
+    Accum tile[HALF_ROW_TILES][COLUMN_TILES];
+    const uint16 SHARED* weights;
+    const uint16 SHARED* values;
+    FragA a[2][HALF_ROW_TILES];
+    FragB b[OUTPUT_AHEAD + 1];
+
+    DEVICE void start(const uint16 SHARED* weight_rows, const uint16 SHARED* value_rows) {
+        weights = weight_rows;
+        values = value_rows + half_wave() * HALF_COLUMNS;
+        UNROLL for (int unit = 0; unit < OUTPUT_AHEAD; unit++) load(unit);
+    }
+
+    DEVICE void load(int unit) {
+        int step = unit / COLUMN_TILES;
+        if (unit % COLUMN_TILES == 0) {
+            UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
+                load_a(a[step % 2][m], weights + m * 16 * SCORE_STRIDE + step * 16, SCORE_STRIDE);
             }
-            int next = unit + 1;
-            if (next < UNITS) {
-                load_b_trans(b[next % 2], values + next / COLUMN_TILES * 16 * ROW_STRIDE + next % COLUMN_TILES * 16, ROW_STRIDE);
-            }
-            UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) mma<Q_IS_BF16>(tile[m][n], a[m], b[unit % 2]);
+        }
+        int column = unit % COLUMN_TILES * 16;
+        load_b_trans(b[unit % (OUTPUT_AHEAD + 1)], values + step * 16 * ROW_STRIDE + column, ROW_STRIDE);
+    }
+
+    DEVICE void push(int unit) {
+        if (unit + OUTPUT_AHEAD < UNITS) load(unit + OUTPUT_AHEAD);
+        UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
+            mma<Q_IS_BF16>(tile[m][unit % COLUMN_TILES], a[unit / COLUMN_TILES % 2][m], b[unit % (OUTPUT_AHEAD + 1)]);
         }
     }
 
     DEVICE void clear() {
         UNROLL for (int m = 0; m < HALF_ROW_TILES; m++) {
-            UNROLL for (int n = 0; n < HALF_COLUMNS / 16; n++) tile[m][n] = {};
+            UNROLL for (int n = 0; n < COLUMN_TILES; n++) tile[m][n] = {};
         }
     }
 };
@@ -236,18 +250,26 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     auto turn = [&] { barrier_any(false); };
 
     load_half_queries(p, queries, at.seq, first_row);
-    load_tile();
-    load_tile();
+    copy_commit();
+    if (second) {
+        load_tile();
+        load_tile();
+    }
     Weighed own;
     Softmax softmax;
     softmax.start(p, at, first_row + own.row);
     int sequences = 0;
     if (thread_index() % HALF_THREADS == 0) slots[0] = slot_of(p, part, at.seq);
-    copy_wait<1>();
+    if (second) {
+        copy_wait<1>();
+    } else {
+        copy_wait<0>();
+    }
     turn();
-    Queries held[HELD_STEPS];
-    read_queries(held, queries);
-    logits(scores, held, queries, tiles, [](int) {});
+    Logits logits;
+    logits.start(queries, tiles);
+    UNROLL for (int j = 0; j < HALF_STEPS; j++) logits.push(j);
+    logits.store(scores);
     turn();
     if (second) {
         copy_wait<0>();
@@ -277,32 +299,24 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
                 if (thread_index() % HALF_THREADS == 0) slots[sequences & 1] = slot_of(p, part, at.seq);
             }
             copy_commit();
+            copy_wait<0>();
         }
-        if (!second || last) copy_wait<0>();
         bool rescales = barrier_any(factor != 1.0f);
 
-        // The turn of the products.
+        // The turn of the products. Past the last tile there are logits of nothing, which nobody reads: a condition here would
+        // keep operands from being loaded beside products.
         const uint16 SHARED* values = tiles + tile * TILE_ELEMS;
         tile = tile + 1 == STAGES ? 0 : tile + 1;
-        if (at.more()) {
-            if (unlikely(last)) {
-                read_queries(held, queries);
-                softmax.start(p, at, first_row + own.row);
-            }
-            if (second) {
-                logits(scores, held, queries, tiles + tile * TILE_ELEMS, [](int) {});
-            } else {
-                Loader::Rows rows = loader.rows(p);
-                logits(scores, held, queries, tiles + tile * TILE_ELEMS, [&](int j) {
-                    UNROLL for (int c = Loader::COPIES * j / HALF_STEPS; c < Loader::COPIES * (j + 1) / HALF_STEPS; c++) {
-                        Loader::copy(rows, c, place);
-                    }
-                });
-                next_stage();
-            }
-        }
+        if (unlikely(last && at.more())) softmax.start(p, at, first_row + own.row);
         if (unlikely(rescales)) rescale_rows(output.tile, rescale);
-        output.push(weights, values);
+        output.start(weights, values);
+        logits.start(queries, tiles + tile * TILE_ELEMS);
+        UNROLL for (int j = 0; j < HALF_STEPS; j++) {
+            logits.push(j);
+            UNROLL for (int u = Output::AMONG * j / HALF_STEPS; u < Output::AMONG * (j + 1) / HALF_STEPS; u++) output.push(u);
+        }
+        logits.store(scores);
+        UNROLL for (int u = Output::AMONG; u < Output::UNITS; u++) output.push(u);
         if (unlikely(last)) {
             write_results(p, output.tile, seq, first_row, half_wave() * HALF_COLUMNS, slot, scale);
             output.clear();

@@ -1,6 +1,5 @@
 // What stage 1 works on (kernels/mla_decode_split.cu says how): the division of a block's work among its waves, the layout
-// of its shared memory, the stream of tiles of one part of the schedule, and their loading. Rows of queries and of the cache
-// begin at multiples of 16 bytes, rows of the output at multiples of 8.
+// of its shared memory, and the loading of tiles.
 
 constexpr int WAVES = THREADS / WAVE;
 constexpr int ROW_TILES = BLOCK_ROWS / 16;
@@ -20,9 +19,6 @@ constexpr int LANE_KEYS = TILE_TOKENS / ROW_LANES;
 static_assert(WAVES % ROW_TILES == 0 && ROW_TILES * KEY_SLICES * DEPTH == WAVES, "waves divide the logits");
 static_assert(KEYS % 16 == 0 && COLUMNS % 16 == 0 && WIDTH % 16 == 0, "tiles of 16");
 static_assert(ROW_LANES <= WAVE && LANE_KEYS >= 1, "a row's softmax stays in a wave");
-
-constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
-constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
 
 // Shared memory, as `split_shared_bytes` of src/kernel/select.rs counts it. Rows are padded by 16 bytes against bank conflicts.
 constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
@@ -44,63 +40,9 @@ static_assert(STAGES >= (FP8 ? 2 : 3), "two tiles are in use while another loads
 static_assert(FORM != 0 || SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-/// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
-struct Part {
-    int seq, token, end_seq, end_token, split;
-
-    DEVICE bool empty() const { return seq == end_seq && token >= end_token; }
-};
-
-DEVICE Part find_part(const DecodeParams& p, int item) {
-    if (p.schedule_kind == BALANCED) {
-        const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        Word4 ends = *(const Word4 GLOBAL*)words;
-        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
-    }
-    int seq = item / p.num_kv_splits;
-    int split = item - seq * p.num_kv_splits;
-    int tokens = extent(p, seq);
-    int64 begin = (int64)split_length(p, tokens) * split;
-    int64 end = begin + split_length(p, tokens);
-    if (begin >= tokens) return {seq, 0, seq, 0, 0};
-    return {seq, (int)begin, seq, end < tokens ? (int)end : tokens, split};
-}
-
-/// A position in the stream of tiles of a part: the tile at `token` of `seq`, whose piece ends at `end`; past the last tile
-/// `end` is 0.
-struct Cursor {
-    int seq, token, end;
-
-    DEVICE bool more() const { return end > 0; }
-
-    /// Moves to the first piece with tokens at or after the current `seq` and `token`.
-    DEVICE void settle(const DecodeParams& p, const Part& part) {
-        NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = extent(p, seq);
-            if (seq == part.end_seq) end = smaller(end, part.end_token);
-            if (token < end) return;
-            seq++;
-            token = 0;
-        }
-        end = 0;
-    }
-
-    /// Moves to the next tile; true if it is of another sequence, or there is none.
-    DEVICE bool advance(const DecodeParams& p, const Part& part) {
-        token += TILE_TOKENS;
-        if (!unlikely(token >= end)) return false;
-        seq++;
-        token = 0;
-        settle(p, part);
-        return true;
-    }
-};
-
-/// Slot of the block's piece of a sequence, or -1 if it is the sequence's only one.
-DEVICE int64 slot_of(const DecodeParams& p, const Part& part, int seq) {
-    Slots slots = slots_of(p, seq);
-    return slots.count == 0 ? -1 : slots.begin + (seq == part.seq ? part.split : 0);
-}
+// Threads that load tiles: all, or the second half of a block whose halves take turns.
+constexpr int LOAD_THREADS = FORM == 0 ? THREADS : THREADS / 2;
+DEVICE int load_thread() { return LOAD_THREADS == THREADS ? thread_index() : thread_index() % LOAD_THREADS; }
 
 /// Loads tiles of the cache: every thread copies the same 16-byte words of the same tile rows each time.
 struct Loader {
@@ -108,7 +50,7 @@ struct Loader {
     static constexpr int LATENT_WORDS = KV_LORA_RANK * ELEM / 16;
     static constexpr int ROPE_WORDS = ROPE_DIM * ELEM / 16;
     static constexpr int LANES = 8;
-    static constexpr int ROWS = THREADS / LANES;
+    static constexpr int ROWS = LOAD_THREADS / LANES;
     static constexpr int PASSES = divide_up(TILE_TOKENS, ROWS);
     static constexpr int ROW_COPIES = LATENT_WORDS / LANES + divide_up(ROPE_WORDS, LANES);
     static constexpr int COPIES = PASSES * ROW_COPIES;
@@ -136,7 +78,7 @@ struct Loader {
     /// Looks up the pages of the tile at the cursor, well before they are needed.
     DEVICE void look_up(const DecodeParams& p) {
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int token = at.token + thread_index() / LANES + i * ROWS;
+            int token = at.token + load_thread() / LANES + i * ROWS;
             int column = page_shift >= 0 ? token >> page_shift : token / p.page_size;
             entry[i] = token - column * p.page_size;
             page[i] = column < p.table_width ? table[column] : -1;
@@ -153,9 +95,9 @@ struct Loader {
     /// Rows past the piece's end are not valid and become zeros: what lies in unused cache slots, NaN included, is never read.
     DEVICE Rows rows(const DecodeParams& p) const {
         Rows rows;
-        int lane = thread_index() % LANES;
+        int lane = load_thread() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
-            int token = at.token + thread_index() / LANES + i * ROWS;
+            int token = at.token + load_thread() / LANES + i * ROWS;
             rows.valid[i] = token < at.end && page[i] >= 0 && page[i] < p.num_pages;
             int64 index = rows.valid[i] ? page[i] : 0;
             rows.latent[i] = global_pointer<const uint8>(p.kv) + lane * 16 +
@@ -171,8 +113,8 @@ struct Loader {
     DEVICE static void copy(const Rows& rows, int c, Place place) {
         int pass = c / ROW_COPIES;
         int first = c % ROW_COPIES * LANES;
-        int row = thread_index() / LANES + pass * ROWS;
-        int lane = thread_index() % LANES;
+        int row = load_thread() / LANES + pass * ROWS;
+        int lane = load_thread() % LANES;
         if (ROWS * PASSES != TILE_TOKENS && row >= TILE_TOKENS) return;
         if (first < LATENT_WORDS) {
             copy16_async(place(row, first + lane), rows.latent[pass] + first * 16, rows.valid[pass]);
@@ -196,8 +138,8 @@ struct Loader {
 
     /// Widens the words that this thread loaded itself.
     static DEVICE void widen(const uint8 SHARED* raw, uint16 SHARED* tile) {
-        int row = thread_index() / LANES;
-        int lane = thread_index() % LANES;
+        int row = load_thread() / LANES;
+        int lane = load_thread() % LANES;
         UNROLL for (int i = 0; i < PASSES; i++) {
             int tile_row = row + i * ROWS;
             if (ROWS * PASSES != TILE_TOKENS && tile_row >= TILE_TOKENS) break;
@@ -217,12 +159,6 @@ struct Loader {
         }
     }
 };
-
-/// First element of a query row; of some row that is there if this one is not.
-DEVICE const uint16 GLOBAL* query_row(const DecodeParams& p, const Row& at) {
-    const uint16 GLOBAL* q = global_pointer<const uint16>(p.q);
-    return at.valid ? q + at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head : q;
-}
 
 /// Loads the block's query rows of a virtual sequence; rows that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, uint16 SHARED* queries, int virtual_seq, int first_row) {

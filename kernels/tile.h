@@ -83,6 +83,17 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
         }
         return;
     }
+    if constexpr (KV_DTYPE == FP8_E4M3 ? EXPANDS_E4M3 : EXPANDS_E4M3FNUZ) {
+        float value[4];
+        fp8x4_to_float(bytes, value);
+        // A bf16 is the upper half of a float.
+        auto narrow = [](float low, float high) {
+            return Q_IS_BF16 ? select_bytes(float_bits(low), float_bits(high), 0x7632) : pack_f16(low, high);
+        };
+        first = narrow(value[0], value[1]);
+        second = narrow(value[2], value[3]);
+        return;
+    }
     constexpr bool fnuz = KV_DTYPE == FP8_E4M3FNUZ;
     uint32 half[2] = {select_bytes(bytes, 0, 0x1404), select_bytes(bytes, 0, 0x3424)};
     UNROLL for (int i = 0; i < 2; i++) {
@@ -109,19 +120,29 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 
 // ---- lengths and splits (terms: DecodeParams) ----
 
-/// a / b, without the division in the common case of 1.
-DEVICE int quotient(int a, int b) { return b == 1 ? a : a / b; }
-
-DEVICE int num_groups(const DecodeParams& p) {
-    return p.query_group >= p.query_len ? 1 : divide_up(p.query_len, p.query_group);
+/// a / b for a >= 0 and b > 0: a division of integers takes three times as long, and much code.
+DEVICE int quotient(int a, int b) {
+    if (b == 1) return a;
+    float inverse = exp2(-log2((float)unhoisted_uniform(b)));
+    int q = (int)((float)a * inverse);
+    q += (int)((float)(a - q * b) * inverse);
+    int rest = a - q * b;
+    return q + (rest >= b) - (rest < 0);
 }
+DEVICE int quotient_up(int a, int b) { return quotient(a + b - 1, b); }
+
+DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
-/// Cached tokens of a sequence, within what its row of the block table addresses.
-DEVICE int sequence_length(const DecodeParams& p, int seq) {
+/// A length within what a row of the block table addresses.
+DEVICE int usable_length(const DecodeParams& p, int length) {
     int64 capacity = (int64)p.table_width * p.page_size;
-    int length = larger(global_pointer<const int>(p.seq_lens)[seq], 0);
-    return length < capacity ? length : (int)capacity;
+    return larger(length < capacity ? length : (int)capacity, 0);
+}
+
+/// Cached tokens of a sequence.
+DEVICE int sequence_length(const DecodeParams& p, int seq) {
+    return usable_length(p, load_now(global_pointer<const int>(p.seq_lens) + seq));
 }
 
 /// Tokens that query token `token` sees of a sequence of `length` tokens; not below 0.
@@ -129,12 +150,16 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
     return p.causal ? larger(length - p.query_len + 1 + token, 0) : length;
 }
 
+/// Last query token of a virtual sequence.
+DEVICE int last_token(const DecodeParams& p, int virtual_seq) {
+    int group = virtual_seq - quotient(virtual_seq, num_groups(p)) * num_groups(p);
+    return smaller((group + 1) * p.query_group, p.query_len) - 1;
+}
+
 /// Tokens that the last row of a virtual sequence sees.
 DEVICE int extent(const DecodeParams& p, int virtual_seq) {
-    int groups = num_groups(p);
-    int seq = quotient(virtual_seq, groups);
-    int last = smaller((virtual_seq - seq * groups + 1) * p.query_group, p.query_len) - 1;
-    return visible_tokens(p, sequence_length(p, seq), last);
+    int seq = quotient(virtual_seq, num_groups(p));
+    return visible_tokens(p, sequence_length(p, seq), last_token(p, virtual_seq));
 }
 
 /// The balanced schedule: slot offsets, then parts of eight words.
@@ -156,7 +181,7 @@ DEVICE int split_length(const DecodeParams& p, int tokens) {
 }
 
 /// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
-/// piece is written straight to the output.
+/// piece is written straight to the output. For schedule OWN, which has lists of its own, `own_slots`.
 struct Slots {
     int64 begin;
     int count;
@@ -180,7 +205,7 @@ struct Row {
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
     int groups = num_groups(p);
     int seq = quotient(virtual_seq, groups);
-    int local = p.query_group == 1 ? 0 : row / p.num_heads;
+    int local = p.query_group == 1 ? 0 : quotient(row, p.num_heads);
     int token = (virtual_seq - seq * groups) * p.query_group + local;
     return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
 }

@@ -1,9 +1,11 @@
 // NVIDIA's spelling of the device vocabulary. hip/device/vendor.h is AMD's; kernels use only what both define.
 //
-// KERNEL(threads) starts a kernel, DEVICE a function, CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
+// KERNEL(threads) starts a kernel, KERNEL_OF(threads, blocks) one of which so many blocks can share a unit, DEVICE a function,
+// CONSTANT one for constants. GLOBAL and SHARED qualify pointers to device and shared memory.
 // SHARED_MEMORY(name) declares the block's dynamic shared memory, SHARED_ARRAY a static array in it.
 // One block per SM may have all registers: without the 1 ptxas can spill for the sake of a second.
-#define KERNEL(threads) extern "C" __global__ void __launch_bounds__(threads, 1)
+#define KERNEL(threads) KERNEL_OF(threads, 1)
+#define KERNEL_OF(threads, blocks) extern "C" __global__ void __launch_bounds__(threads, blocks)
 #define DEVICE __device__ __forceinline__
 #define CONSTANT constexpr __host__ __device__
 #define GLOBAL
@@ -34,11 +36,25 @@ DEVICE int wave_first(int value) { return __shfl_sync(0xffffffffu, value, 0); }
 DEVICE int block_index() { return (int)blockIdx.x; }
 DEVICE int grid_blocks() { return (int)gridDim.x; }
 
+/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
+DEVICE int unhoisted(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+}
+/// Likewise for a value that is the same in the whole wave, of which AMD's compiler keeps what it likes in scalar registers.
+DEVICE int unhoisted_uniform(int value) { return unhoisted(value); }
+
 /// Waits for every thread of the block.
 DEVICE void barrier() { __syncthreads(); }
 
 /// Waits likewise; whether any thread says so, the same answer in all.
 DEVICE bool barrier_any(bool condition) { return __syncthreads_or(condition) != 0; }
+
+/// Waits for the lanes of the wave; what they stored before, all of them see.
+DEVICE void wave_barrier() { __syncwarp(); }
+
+/// Whether any lane of the wave says so, the same answer in all.
+DEVICE bool wave_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
 /// Index of the highest bit of a positive number.
 DEVICE int highest_bit(int x) { return 31 - __clz(x); }
@@ -78,6 +94,16 @@ DEVICE float bits_float(uint32 x) { return __uint_as_float(x); }
 
 /// The larger value; a NaN gives way to the other.
 DEVICE float maximum(float a, float b) { return fmaxf(a, b); }
+
+/// The value in device memory as of now, past what this unit may remember of it.
+DEVICE int load_now(const int GLOBAL* from) {
+    int value;
+    asm volatile("ld.global.cg.b32 %0, [%1];" : "=r"(value) : "l"(from));
+    return value;
+}
+
+/// Asks for the 128 bytes at an address, to be near when they are loaded.
+DEVICE void fetch_near(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
 
 /// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
@@ -138,6 +164,10 @@ DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     low = f16_to_float((uint16)packed);
     high = f16_to_float((uint16)(packed >> 16));
 }
+
+/// Whether the device converts e4m3 and e4m3fnuz to floats; for those that do not, the function below is never called.
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+DEVICE void fp8x4_to_float(uint32, float (&)[4]) {}
 
 /// Whether the device converts e4m3 itself; if not, the function below is never called.
 constexpr bool CONVERTS_E4M3 = __CUDA_ARCH__ >= 890;

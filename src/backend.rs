@@ -75,6 +75,8 @@ pub struct DecodeShape {
     pub max_seq_len: usize,
     /// Whether forms made for this architecture alone are left out, to compare them with what serves the others.
     pub portable: bool,
+    /// Whether stage 1 may choose how sequences are split, as under [`SplitPolicy::Auto`](crate::SplitPolicy::Auto).
+    pub free_splits: bool,
 }
 
 /// The kernels chosen for a [`DecodeShape`].
@@ -92,6 +94,9 @@ pub struct DecodeKernels {
     pub blocks_per_unit: usize,
     /// Dynamic shared memory of a block of stage 1, in bytes.
     pub split_shared_bytes: u32,
+    /// Whether blocks of stage 1 are to find their pieces by themselves where the policy leaves it open
+    /// ([`ScheduleKind::Own`](crate::kernel::params::ScheduleKind::Own)).
+    pub own_pieces: bool,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
     /// Rows of a group that one block of stage 2 merges.
@@ -145,6 +150,21 @@ pub trait Backend: Clone + Send + Sync + Sized + 'static {
     /// # Safety
     /// `raw` is a live stream of this device's context and outlives the result.
     unsafe fn borrow_stream(&self, raw: u64) -> Result<Self::Stream>;
+
+    /// As [`Backend::borrow_stream`], for work that touches no memory of this backend: what is enqueued is the caller's to wait
+    /// for, nothing is noted of the stream, and so the call is cheap enough to be made for a single launch.
+    ///
+    /// # Safety
+    /// As [`Backend::borrow_stream`].
+    unsafe fn visit_stream(&self, raw: u64) -> Result<Self::Stream> {
+        // SAFETY: the caller's promise.
+        unsafe { self.borrow_stream(raw) }
+    }
+
+    /// The raw handle of a stream (`CUstream`, `hipStream_t`), for other libraries of the process; 0 where streams have none.
+    fn raw_stream(&self, _stream: &Self::Stream) -> u64 {
+        0
+    }
 
     /// Copies host bytes to the device in stream order. `src` may be reused as soon as this returns.
     ///

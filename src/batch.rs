@@ -91,15 +91,17 @@ impl SplitRequest<'_> {
         }
         let num_decodes = self.first_prefill().unwrap_or(num_reqs);
         let num_decode_tokens = match num_decodes {
-            all if all == num_reqs => self.num_tokens,
-            some => self.query_lens[..some].iter().sum(),
+            all if all == num_reqs => Some(self.num_tokens),
+            some => self.query_lens[..some].iter().try_fold(0, |sum: usize, &len| sum.checked_add(len)),
         };
-        let num_prefill_tokens = self.num_tokens.checked_sub(num_decode_tokens).ok_or_else(|| {
+        let fits = num_decode_tokens.filter(|&tokens| tokens <= self.num_tokens);
+        let num_decode_tokens = fits.ok_or_else(|| {
             Error::argument(
                 "num_tokens",
-                format!("{} tokens, but the decodes alone have {num_decode_tokens}", self.num_tokens),
+                format!("{} tokens, but the {num_decodes} decodes alone have more", self.num_tokens),
             )
         })?;
+        let num_prefill_tokens = self.num_tokens - num_decode_tokens;
         Ok(BatchSplit { num_decodes, num_prefills: num_reqs - num_decodes, num_decode_tokens, num_prefill_tokens })
     }
 
@@ -225,7 +227,11 @@ pub fn dcp_empty_rows(local_lens: &[usize], query_offsets: &[usize], num_rows: u
             format!("{query_offsets:?} for {} requests; one more entry, ascending", local_lens.len()),
         ));
     }
-    let mut empty = vec![true; num_rows];
+    let mut empty = Vec::new();
+    let Ok(()) = empty.try_reserve_exact(num_rows) else {
+        return Err(Error::argument("num_rows", format!("{num_rows}: no memory for so many rows")));
+    };
+    empty.resize(num_rows, true);
     for (rows, _) in query_offsets.windows(2).zip(local_lens).filter(|&(_, &len)| len > 0) {
         empty[rows[0].min(num_rows)..rows[1].min(num_rows)].fill(false);
     }
@@ -325,6 +331,9 @@ mod tests {
             is_prefilling: None,
         };
         assert!(matches!(request.split(), Err(Error::Argument { arg: "num_tokens", .. })));
+        let request = SplitRequest { query_lens: &[usize::MAX, 2, 9], decode_threshold: usize::MAX, ..request };
+        let request = SplitRequest { is_prefilling: Some(&[false, false, true]), ..request };
+        assert!(matches!(request.split(), Err(Error::Argument { arg: "num_tokens", .. })), "the sum overflows");
         let request = SplitRequest { is_prefilling: Some(&[true]), ..request };
         assert!(matches!(request.split(), Err(Error::Argument { arg: "is_prefilling", .. })));
     }

@@ -152,7 +152,7 @@ impl ModelConfig {
 
     /// The softmax scale: `1 / sqrt(qk_nope_head_dim + qk_rope_head_dim)` times [`YarnScale::multiplier`].
     pub fn softmax_scale(&self) -> f64 {
-        let plain = 1.0 / ((self.qk_nope_head_dim + self.qk_rope_head_dim) as f64).sqrt();
+        let plain = 1.0 / (self.qk_nope_head_dim as f64 + self.qk_rope_head_dim as f64).sqrt();
         plain * self.yarn.map_or(1.0, |yarn| yarn.multiplier())
     }
 

@@ -3,7 +3,7 @@
 //! A [`DecodePlan`] is made on the host from host facts alone (batch, longest length, device), so a captured graph cannot
 //! freeze anything that depends on the lengths. It sizes the scratch and the grids. Which split covers which tokens is
 //! decided on the device from `seq_lens`: by the [`balance`]d schedule that the plan kernel writes once per step, or by the
-//! formulas of [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
+//! formulas of [`ScheduleKind::Own`], [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
 
 use crate::backend::{DecodeKernels, DeviceInfo};
 use crate::error::{Error, Result};
@@ -20,6 +20,9 @@ pub const FIXED_COST: i32 = 1;
 
 /// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
 pub const SNAP_TILES: i64 = 2;
+
+/// Virtual sequences that count as few: [`SplitPolicy::Auto`] may cut them more finely than [`num_kv_splits`] says.
+const FEW_SEQS: usize = 8;
 
 /// Thirty-seconds of a chunk by which a balanced schedule lengthens it, at most, to begin sequences at boundaries.
 const ALIGN_PARTS: i64 = 4;
@@ -102,7 +105,9 @@ impl ScratchReservation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
 pub enum SplitPolicy {
-    /// Balanced over the device by the lengths of each step; at most [`num_kv_splits`] splits per sequence.
+    /// Spread over the device by the lengths of each step. At most [`num_kv_splits`] splits of a sequence, unless there are so few
+    /// sequences that this leaves most of the device idle: the bound was made for scratch that grows with the batch, and says 8 for
+    /// a single sequence of 4,096 tokens. Then as many as the device has blocks to give.
     #[default]
     Auto,
     /// Balanced likewise, but with splits down to this many tokens: more splits for short sequences.
@@ -140,7 +145,7 @@ pub struct DecodePlan {
     pub num_kv_splits: usize,
     /// Tokens per split of a chunked schedule, else 0.
     pub split_tokens: usize,
-    /// Parts of a balanced schedule, else 0.
+    /// Parts of a balanced schedule, most pieces of [`ScheduleKind::Own`], else 0.
     pub num_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
@@ -164,8 +169,15 @@ impl DecodePlan {
     pub fn new(shape: PlanShape, policy: SplitPolicy, kernels: &DecodeKernels, device: &DeviceInfo) -> Result<Self> {
         let units = device.num_compute_units.max(1);
         let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
+        let row_blocks = (query_group * shape.num_heads).div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
+        let blocks = units * kernels.blocks_per_unit.max(1);
         let (schedule, num_kv_splits, split_tokens) = match policy {
-            SplitPolicy::Auto => (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units), 0),
+            SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, (blocks / row_blocks).max(1), 0),
+            SplitPolicy::Auto => {
+                let virtual_seqs = shape.batch.saturating_mul(shape.query_len.div_ceil(query_group));
+                let few = if virtual_seqs <= FEW_SEQS { blocks.div_ceil(row_blocks * virtual_seqs.max(1)) } else { 1 };
+                (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units).max(few), 0)
+            }
             SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
             SplitPolicy::MinTokens(tokens) => {
                 (ScheduleKind::Balanced, splits_of_at_least(tokens, shape.max_seq_len, units), 0)
@@ -198,9 +210,9 @@ impl DecodePlan {
         let virtual_seqs = shape.batch * num_groups;
 
         let (num_parts, num_slots) = match schedule {
+            ScheduleKind::Own => (num_kv_splits, num_kv_splits),
             ScheduleKind::Balanced => {
-                let row_blocks = group_rows.div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
-                let parts = (units * kernels.blocks_per_unit.max(1)).div_ceil(row_blocks).max(1);
+                let parts = blocks.div_ceil(row_blocks).max(1);
                 // A part boundary inside a sequence makes one more split of it; a sequence in one piece needs no slot.
                 (parts, (virtual_seqs * num_kv_splits).min(2 * (parts - 1)))
             }
@@ -457,6 +469,46 @@ mod tests {
             kv_lora_rank: usize::MAX,
         };
         assert!(shape.bytes().is_err());
+    }
+
+    /// Kernels that find their pieces by themselves, or not, for groups of 16 rows.
+    fn kernels(own_pieces: bool) -> DecodeKernels {
+        use crate::kernel::{Entry, Variant};
+        let variant = |entry| Variant { block_rows: 16, ..Variant::simple(entry, crate::DType::BF16) };
+        DecodeKernels {
+            split: variant(Entry::DecodeSplit),
+            reduce: variant(Entry::DecodeReduce),
+            plan: variant(Entry::Plan),
+            query_group: 1,
+            blocks_per_unit: 1,
+            split_shared_bytes: 0,
+            own_pieces,
+            partial_dtype: crate::DType::BF16,
+            reduce_rows: 1,
+            reduce_columns: 512,
+            row_alignment: 16,
+            max_query_len: 1,
+        }
+    }
+
+    #[test]
+    fn a_plan_for_few_sequences_is_as_fine_for_short_ones_as_for_long_ones() {
+        use crate::backend::Backend;
+        let host = crate::Host::with_threads(1);
+        let device = DeviceInfo { num_compute_units: 132, ..host.device().clone() };
+        let plan = |batch, max_seq_len, own_pieces| {
+            let shape = PlanShape { batch, query_len: 1, num_heads: 16, kv_lora_rank: 512, max_seq_len };
+            DecodePlan::new(shape, SplitPolicy::Auto, &kernels(own_pieces), &device).expect("plan")
+        };
+        for max_seq_len in [64, 4096, 131_072] {
+            let own = plan(1, max_seq_len, true);
+            assert_eq!((own.schedule, own.num_parts, own.num_slots), (ScheduleKind::Own, 132, 132));
+            assert_eq!((own.schedule_bytes, own.partial_out_bytes), (0, 132 * 16 * 512 * 2));
+            assert!(plan(1, max_seq_len, false).num_kv_splits >= 132);
+            assert!(plan(4, max_seq_len, false).num_kv_splits >= 33);
+        }
+        let many = plan(64, 4096, false);
+        assert_eq!((many.schedule, many.num_kv_splits), (ScheduleKind::Balanced, num_kv_splits(4096, 132)));
     }
 
     #[test]

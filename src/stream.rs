@@ -1,19 +1,20 @@
 //! Streams, and what a capture on them must keep alive.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::backend::{Backend, GraphBackend};
 use crate::error::{Error, Result};
 use crate::graph::CaptureState;
 use crate::kernel::{Launch, Params};
-use crate::tensor::Tensor;
+use crate::tensor::{Owner, Tensor};
 
-struct Recording<B: Backend> {
+#[derive(Default)]
+struct Recording {
     state: CaptureState,
     // Goes up when a capture begins or ends: equal numbers mean the same capture, or the same time between two.
     id: u64,
     // Buffers that the launches being captured touch: the graph owns them, so that no tensor can be freed under it.
-    keep: Vec<Arc<B::Buffer>>,
+    keep: Vec<Owner>,
 }
 
 /// A queue of device work. Launches on it run in order.
@@ -23,14 +24,14 @@ struct Recording<B: Backend> {
 pub struct Stream<B: Backend> {
     backend: B,
     raw: B::Stream,
-    recording: Mutex<Recording<B>>,
+    recording: Mutex<Recording>,
 }
 
 /// A captured step: replays everything that was enqueued while it was recorded, over the same addresses, with whatever
 /// lengths, tables and pages now stand there. It owns the buffers of this crate that it touches.
 pub struct Graph<B: GraphBackend> {
     graph: B::Graph,
-    keep: Vec<Arc<B::Buffer>>,
+    keep: Vec<Owner>,
     // Replays of this graph may still be running when it is dropped; its own backend waits for them.
     backend: B,
 }
@@ -68,12 +69,21 @@ impl<B: Backend> Stream<B> {
         Ok(Self::wrap(backend, unsafe { backend.borrow_stream(raw)? }))
     }
 
-    fn wrap(backend: &B, raw: B::Stream) -> Self {
-        let recording = Mutex::new(Recording { state: CaptureState::Idle, id: 0, keep: Vec::new() });
-        Self { backend: backend.clone(), raw, recording }
+    /// As [`Stream::from_raw`], for work over memory that the caller owns and waits for ([`Backend::visit_stream`]).
+    ///
+    /// # Safety
+    /// As [`Stream::from_raw`].
+    #[cfg(feature = "capi")]
+    pub(crate) unsafe fn visit(backend: &B, raw: u64) -> Result<Self> {
+        // SAFETY: the caller's promise.
+        Ok(Self::wrap(backend, unsafe { backend.visit_stream(raw)? }))
     }
 
-    fn recording(&self) -> MutexGuard<'_, Recording<B>> {
+    fn wrap(backend: &B, raw: B::Stream) -> Self {
+        Self { backend: backend.clone(), raw, recording: Mutex::default() }
+    }
+
+    fn recording(&self) -> MutexGuard<'_, Recording> {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -119,16 +129,16 @@ impl<B: Backend> Stream<B> {
         if recording.state != CaptureState::Capturing {
             return;
         }
-        for buffer in tensors.iter().flatten().filter_map(|tensor| tensor.buffer()) {
-            recording.retain(buffer);
+        for owner in tensors.iter().flatten().filter_map(|tensor| tensor.owner()) {
+            recording.retain(owner);
         }
     }
 
-    /// As [`Stream::retain`], for a bare buffer.
-    pub(crate) fn retain_buffer(&self, buffer: &Arc<B::Buffer>) {
+    /// As [`Stream::retain`], for memory that is no tensor's.
+    pub(crate) fn retain_owner(&self, owner: &Owner) {
         let mut recording = self.recording();
         if recording.state == CaptureState::Capturing {
-            recording.retain(buffer);
+            recording.retain(owner);
         }
     }
 
@@ -142,7 +152,7 @@ impl<B: Backend> Stream<B> {
     }
 }
 
-impl<B: Backend> Recording<B> {
+impl Recording {
     fn begin(&mut self) -> Result<()> {
         self.state = self.state.begin()?;
         self.id += 1;
@@ -150,15 +160,15 @@ impl<B: Backend> Recording<B> {
     }
 
     /// What was kept for the graph.
-    fn end(&mut self) -> Vec<Arc<B::Buffer>> {
+    fn end(&mut self) -> Vec<Owner> {
         self.state = CaptureState::Idle;
         self.id += 1;
         std::mem::take(&mut self.keep)
     }
 
-    fn retain(&mut self, buffer: &Arc<B::Buffer>) {
-        if !self.keep.iter().any(|kept| Arc::ptr_eq(kept, buffer)) {
-            self.keep.push(buffer.clone());
+    fn retain(&mut self, owner: &Owner) {
+        if !self.keep.iter().any(|kept| std::ptr::addr_eq(&raw const **kept, &raw const **owner)) {
+            self.keep.push(owner.clone());
         }
     }
 }

@@ -4,7 +4,9 @@
 //! the last of them and the last graph that uses it are gone. A tensor over a caller's raw device pointer
 //! ([`Tensor::from_raw`]) frees nothing.
 
+use std::any::Any;
 use std::fmt;
+use std::marker::PhantomData;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -91,19 +93,23 @@ element!(f32 => F32, f16 => F16, bf16 => BF16, u8 => U8, i32 => I32, i64 => I64)
 /// Most dimensions that a tensor can have.
 pub const MAX_RANK: usize = 4;
 
+/// What frees a tensor's memory when the last that holds it is gone: a backend's buffer, or another library's tensor.
+pub(crate) type Owner = Arc<dyn Any + Send + Sync>;
+
 /// A tensor on one device.
 pub struct Tensor<B: Backend> {
-    buffer: Option<Arc<B::Buffer>>,
+    owner: Option<Owner>,
     addr: u64,
     dtype: DType,
     rank: usize,
     shape: [usize; MAX_RANK],
     strides: [usize; MAX_RANK],
+    backend: PhantomData<B>,
 }
 
 impl<B: Backend> Clone for Tensor<B> {
     fn clone(&self) -> Self {
-        Self { buffer: self.buffer.clone(), ..*self }
+        Self { owner: self.owner.clone(), ..*self }
     }
 }
 
@@ -139,6 +145,19 @@ fn elements(shape: &[usize]) -> Result<usize> {
     count.ok_or_else(|| Error::argument("shape", format!("{shape:?} overflows")))
 }
 
+/// The end of a tensor's memory, if its elements are aligned and neither their number nor their addresses overflow.
+fn reach(addr: u64, dtype: DType, shape: &[usize], strides: &[usize]) -> Option<u64> {
+    let mut extents = shape.iter().map(|extent| (*extent).max(1));
+    let count = extents.clone().try_fold(1_usize, usize::checked_mul)?;
+    let last = strides.iter().try_fold(0_usize, |last, stride| {
+        let reach = stride.checked_mul(extents.next()? - 1)?;
+        last.checked_add(reach)
+    })?;
+    let elements = last.checked_add(1)?.max(count);
+    let bytes = elements.checked_mul(dtype.size()).filter(|&bytes| isize::try_from(bytes).is_ok())?;
+    addr.checked_add(bytes as u64).filter(|_| addr.is_multiple_of(dtype.size() as u64))
+}
+
 /// Host memory for `len` elements.
 fn host_memory<T>(len: usize) -> Result<Vec<T>> {
     let mut data = Vec::new();
@@ -168,7 +187,7 @@ impl<B: Backend> Tensor<B> {
             .ok_or_else(|| Error::argument("shape", format!("{shape:?} overflows")))?;
         let buffer = Arc::new(backend.alloc(bytes.max(1), "a tensor")?);
         let addr = backend.addr(&buffer);
-        Ok(Self { buffer: Some(buffer), addr, dtype, rank: N, shape: full, strides })
+        Ok(Self { owner: Some(buffer), addr, dtype, rank: N, shape: full, strides, backend: PhantomData })
     }
 
     /// Allocates a tensor of zeros.
@@ -219,11 +238,12 @@ impl<B: Backend> Tensor<B> {
     /// Borrows device memory that the caller owns.
     ///
     /// # Errors
-    /// [`Error::Argument`] if `shape` and `strides` differ in length or have more than four dimensions.
+    /// [`Error::Argument`] if `shape` and `strides` differ in length, have more than four dimensions or reach past what can be
+    /// addressed, or if `addr` is not aligned to the element's size.
     ///
     /// # Safety
-    /// Every element that shape and strides reach from `addr` is memory of the device that the tensor is used with, aligned to
-    /// the element's size, and outlives the tensor, its clones, and every graph captured with them.
+    /// Every element that shape and strides reach from `addr` is memory of the device that the tensor is used with, and outlives
+    /// the tensor, its clones, and every graph captured with them.
     pub unsafe fn from_raw(addr: u64, dtype: DType, shape: &[usize], strides: &[usize]) -> Result<Self> {
         if shape.len() != strides.len() || shape.len() > MAX_RANK {
             return Err(Error::argument(
@@ -231,10 +251,14 @@ impl<B: Backend> Tensor<B> {
                 format!("{shape:?} with strides {strides:?}: equal lengths up to {MAX_RANK} are possible"),
             ));
         }
+        reach(addr, dtype, shape, strides).ok_or_else(|| {
+            let what = format!("{shape:?} with strides {strides:?} from {addr:#x}");
+            Error::argument("shape", format!("{what}: past what can be addressed, or not aligned to {dtype}"))
+        })?;
         let (mut s, mut t) = ([0; MAX_RANK], [0; MAX_RANK]);
         s[..shape.len()].copy_from_slice(shape);
         t[..shape.len()].copy_from_slice(strides);
-        Ok(Self { buffer: None, addr, dtype, rank: shape.len(), shape: s, strides: t })
+        Ok(Self { owner: None, addr, dtype, rank: shape.len(), shape: s, strides: t, backend: PhantomData })
     }
 
     /// Device address of the first element.
@@ -291,9 +315,15 @@ impl<B: Backend> Tensor<B> {
         true
     }
 
-    /// The owner of the memory, if it is this crate's.
-    pub(crate) fn buffer(&self) -> Option<&Arc<B::Buffer>> {
-        self.buffer.as_ref()
+    /// The same tensor, whose memory is freed when the last that holds `owner` is gone.
+    #[cfg(feature = "dlpack")]
+    pub(crate) fn owned_by(self, owner: Owner) -> Self {
+        Self { owner: Some(owner), ..self }
+    }
+
+    /// The owner of the memory, if it is known.
+    pub(crate) fn owner(&self) -> Option<&Owner> {
+        self.owner.as_ref()
     }
 
     /// The part with index `range` along dimension `dim`, sharing the memory.

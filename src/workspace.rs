@@ -15,6 +15,9 @@ use crate::backend::Backend;
 use crate::error::{Error, Result};
 use crate::observe::event;
 
+/// Most slots of a workspace: one serves each stream that runs at a time.
+const MAX_SLOTS: usize = 1 << 16;
+
 /// Every view begins on a multiple of this many bytes.
 pub const ALIGNMENT: usize = 256;
 
@@ -63,8 +66,8 @@ impl SlotTable {
     /// # Errors
     /// [`Error::Argument`] for no slots.
     pub fn new(num_slots: usize) -> Result<Self> {
-        if num_slots == 0 {
-            return Err(Error::argument("num_slots", "0; at least 1"));
+        if !(1..=MAX_SLOTS).contains(&num_slots) {
+            return Err(Error::argument("num_slots", format!("{num_slots}: 1 to {MAX_SLOTS} are possible")));
         }
         Ok(Self { slots: vec![Slot::default(); num_slots], locked: false })
     }

@@ -1,5 +1,8 @@
 //! A step allocates nothing: neither on the host, counted by the global allocator, nor on the device.
 
+#[cfg(feature = "capi")]
+#[path = "capi/allocations.rs"]
+mod capi;
 mod engine;
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -68,6 +71,8 @@ fn allocations_of_steps<B: GraphBackend>(backend: &B, graph_mode: GraphMode, exp
 fn nothing_is_allocated<B: GraphBackend>(backend: &B) {
     assert_eq!(allocations_of_steps(backend, GraphMode::FullDecodeOnly, RuntimeMode::Full), 0, "replayed steps");
     assert_eq!(allocations_of_steps(backend, GraphMode::None, RuntimeMode::None), 0, "eager steps");
+    #[cfg(feature = "capi")]
+    assert_eq!(capi::of_calls(backend, || ALLOCATIONS.load(Ordering::Relaxed)), 0, "calls of the C ABI");
 }
 
 // Without the test harness, whose main thread allocates at times of its own.

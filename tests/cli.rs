@@ -193,6 +193,10 @@ fn what_does_not_fit_is_rejected_and_counted() {
     assert_eq!(json["decoded_tokens"], DECODED - 29);
     let (_, json) = replay(&["--num-pages", "5"]);
     assert_eq!((&json["rejected"], &json["finished"]), (&Value::from(1), &Value::from(4)));
+    // A trace of which nothing runs was not replayed.
+    let trace = Scratch::holding(".csv", TRACE);
+    let none = run(&[&["replay", trace.path(), "--max-model-len", "4"], SMALL].concat());
+    none.fails(&["none of the 5 requests fits 4 tokens", "--max-model-len"]);
 }
 
 #[test]
@@ -247,10 +251,12 @@ fn bad_arguments_name_the_fix() {
         (&["--tp", "3"], &["tensor_parallel", "[1, 2, 4, 8, 16]"]),
         (&["--page-size", "0"], &["page_size"]),
         (&["--layers", "none"], &["layers"]),
+        (&["--layers", "99"], &["layers", "1 to 27 of deepseek-v2-lite"]),
         (&["--max-num-seqs", "0"], &["max_num_seqs"]),
         (&["--max-num-batched-tokens", "16"], &["max_num_batched_tokens", "16 tokens"]),
         (&["--report", "plots.png"], &["plots.png", ".html"]),
         (&["--kv-scale", "0.5"], &["kv_scale"]),
+        (&["--kv-dtype", "fp8", "--kv-scale", "1e-40"], &["kv_scale", "1.1754944e-38"]),
         (&["--capture-sizes", "0"], &["0"]),
         (&["--device", "1"], &["no device 1"]),
     ] {
@@ -291,6 +297,19 @@ fn resolve_explains_each_step() {
     let lie = ["resolve", "--query-lens", "single-only", "--claim", "uniform-batch"];
     run(&lie).fails(&["UNIFORM_BATCH", "SINGLE_ONLY", "UNIFORM_SINGLE_TOKEN_DECODE"]);
     run(&["resolve", "--graph-mode", "full", "--other", "never"]).fails(&["FULL", "other", "NEVER"]);
+    let no_size = ["resolve", "--spec-tokens", "2", "--capture-sizes", "1,2"];
+    run(&no_size).shows(0, &["no size holds a decode batch: none, of 1 to 16 sequences, has a full graph"]);
+    for absurd in [
+        ["--dcp", "0"],
+        ["--spec-tokens", "1024"],
+        ["--max-num-seqs", "0"],
+        ["--max-num-batched-tokens", "99999999999"],
+        ["--capture-sizes", "0"],
+        ["--batch", "0"],
+    ] {
+        let ran = run(&[&["resolve"][..], &absurd].concat());
+        assert!(ran.status == Some(2) && ran.err.contains("a whole number from"), "{absurd:?}: {}", ran.err);
+    }
 }
 
 #[test]
@@ -379,6 +398,18 @@ fn outputs_are_tried_before_anything_runs_and_no_input_is_written_over() {
     assert_eq!(ran.status, Some(1), "{}", ran.err);
     assert!(ran.err.contains("argument `time`"), "{}", ran.err);
     assert_eq!(run(&["bench", "--points", ""]).status, Some(1));
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk_is_an_error_and_no_panic() {
+    let full = || Stdio::from(std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap());
+    let trace = Scratch::holding(".csv", TRACE);
+    for command in [&["info"][..], &["resolve"], &[&["replay", trace.path()], SMALL].concat()] {
+        let output = program().args(command).stdout(full()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(1) && said.contains("error: standard output: "), "{command:?}: {said}");
+    }
 }
 
 #[cfg(unix)]

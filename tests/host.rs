@@ -158,3 +158,11 @@ fn pages_without_a_token_are_no_cache() {
         assert!(matches!(refused, Err(Error::Shape { arg: "kv_cache", .. })), "{refused:?}");
     }
 }
+
+#[test]
+fn rows_with_rope_values_off_a_word_are_no_cache() {
+    let memory = Tensor::zeros(&Host::new(), [1, 3, 657], DType::U8).unwrap();
+    for rows in [memory.columns(1..657).unwrap(), memory.narrow(1, 1..3).unwrap().columns(0..656).unwrap()] {
+        assert!(matches!(KvCache::ds_mla(&rows), Err(Error::Argument { arg: "kv_cache", .. })));
+    }
+}

@@ -68,7 +68,7 @@ fn a_session_tells_what_it_does_and_why() {
             ["- > session backend=\"host\" max_num_seqs=4 max_seq_len=64 query_len=1"],
             "{made:#?}"
         );
-        assert!(of("session > plan").len() > 1, "{made:#?}");
+        assert!(!of("session > plan").is_empty(), "{made:#?}");
         let reasons: Vec<String> = session
             .resolved()
             .because

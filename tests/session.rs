@@ -26,6 +26,7 @@ on_every_backend!(
     a_schedule_made_outside_a_capture_is_no_part_of_its_graph,
     a_plan_serves_only_the_layer_that_it_was_made_for,
     outputs_that_overlap_any_input_are_refused,
+    a_step_tells_which_graphs_serve_it,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -227,6 +228,8 @@ fn sizes_and_modes_that_cannot_be_are_refused<B: GraphBackend>(backend: &B) {
         assert!(matches!(&error, Error::Argument { arg: got, .. } if *got == arg), "{arg}: {error:?}");
     };
     refused(SessionConfig { max_num_seqs: 0, ..config(2, 0) }, "max_num_seqs");
+    refused(SessionConfig { max_num_seqs: 1 << 21, ..config(2, 0) }, "max_num_seqs");
+    refused(SessionConfig { num_spec_tokens: usize::MAX, ..config(2, 0) }, "num_spec_tokens");
     refused(SessionConfig { max_seq_len: 0, ..config(2, 0) }, "max_seq_len");
     refused(SessionConfig { num_pages: 0, ..config(2, 0) }, "num_pages");
     refused(SessionConfig { max_num_batched_tokens: 7, ..config(2, 3) }, "max_num_batched_tokens");
@@ -371,5 +374,43 @@ fn outputs_that_overlap_any_input_are_refused<B: GraphBackend>(backend: &B) {
         };
         let refused = decode.run(&stream, &plan, &mut workspace, args);
         assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "{refused:?}");
+    }
+    let memory = Tensor::zeros(backend, [4, 512], DType::BF16).expect("memory");
+    // SAFETY: inside the tensor above, and refused before anything is written.
+    let mut out = unsafe { Tensor::from_raw(memory.addr(), DType::BF16, &[1, 4, 512], &[2048, 1, 1]) }.expect("rows");
+    let mut workspace = Workspace::new(backend, 1).expect("workspace");
+    let (kv_cache, block_table, seq_lens) = (&kv_cache, &block_table, &seq_lens);
+    let args =
+        DecodeArgs { q: &q, kv_cache, block_table, seq_lens, out: &mut out, lse: None, kv_scale: 1.0, causal: true };
+    let refused = decode.run(&stream, &plan, &mut workspace, args);
+    assert!(matches!(refused, Err(Error::Argument { arg: "out", .. })), "heads upon each other: {refused:?}");
+}
+
+fn a_step_tells_which_graphs_serve_it<B: GraphBackend>(backend: &B) {
+    let config = SessionConfig { capture_sizes: Some(vec![4, 16]), ..config(4, 0) };
+    let mut session = session(backend, config.clone());
+    let mut seen = Vec::new();
+    session
+        .capture(|step| {
+            seen.push((step.mode(), step.num_tokens(), step.graph_tokens()));
+            Ok(())
+        })
+        .expect("capture");
+    // Once eagerly, then into the one full graph: no decode batch has 16 sequences.
+    assert_eq!(seen, [(RuntimeMode::None, 4, 4), (RuntimeMode::Full, 4, 4)]);
+
+    let table = tables(&[20], 16, config.num_pages, 3);
+    for (prefill_tokens, wanted) in
+        [(9, (RuntimeMode::Piecewise, 10, 16)), (2, (RuntimeMode::Piecewise, 3, 4)), (16, (RuntimeMode::None, 17, 17))]
+    {
+        let batch = StepBatch { prefill_tokens, prefill_reqs: 1, ..StepBatch::decode(1, &[20], &table) };
+        let mut got = None;
+        let report = session
+            .step(&batch, |step| {
+                got = Some((step.mode(), step.num_tokens(), step.graph_tokens()));
+                Ok(())
+            })
+            .expect("step");
+        assert_eq!((got, report.mode), (Some(wanted), wanted.0), "{prefill_tokens} prompt tokens: {report}");
     }
 }

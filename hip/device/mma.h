@@ -114,6 +114,39 @@ DEVICE void mma(Accum& c, const FragA& a, const FragB& b) {
     UNROLL for (int i = 0; i < MMA_ELEMS; i++) c.value[i] = sum[i];
 }
 
+#if defined(MATRIX_MFMA)
+/// A fragment of the elements in two words.
+DEVICE Frag frag_of(uint32 first, uint32 second) {
+    typedef uint32 Words __attribute__((ext_vector_type(2)));
+    return {__builtin_bit_cast(FragElems, (Words){first, second})};
+}
+
+/// c += a b, for a 16 x 16 x 32 tile: a lane holds eight neighbouring elements along k.
+template <bool bf16>
+DEVICE void mma_wide(Accum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {
+#if defined(__gfx950__)
+    typedef uint32 Words __attribute__((ext_vector_type(4)));
+    typedef _Float16 WideHalves __attribute__((ext_vector_type(8)));
+    typedef __bf16 WideBFloats __attribute__((ext_vector_type(8)));
+    Words wide_a = {a[0], a[1], a[2], a[3]};
+    Words wide_b = {b[0], b[1], b[2], b[3]};
+    Floats sum;
+    UNROLL for (int i = 0; i < MMA_ELEMS; i++) sum[i] = c.value[i];
+    if constexpr (bf16) {
+        sum = __builtin_amdgcn_mfma_f32_16x16x32_bf16(__builtin_bit_cast(WideBFloats, wide_a),
+                                                      __builtin_bit_cast(WideBFloats, wide_b), sum, 0, 0, 0);
+    } else {
+        sum = __builtin_amdgcn_mfma_f32_16x16x32_f16(__builtin_bit_cast(WideHalves, wide_a),
+                                                     __builtin_bit_cast(WideHalves, wide_b), sum, 0, 0, 0);
+    }
+    UNROLL for (int i = 0; i < MMA_ELEMS; i++) c.value[i] = sum[i];
+#else
+    mma<bf16>(c, frag_of(a[0], a[1]), frag_of(b[0], b[1]));
+    mma<bf16>(c, frag_of(a[2], a[3]), frag_of(b[2], b[3]));
+#endif
+}
+#endif
+
 DEVICE void store_accum(const Accum& c, float* tile, int stride) {
     UNROLL for (int i = 0; i < MMA_ELEMS; i++) tile[accum_row(i) * stride + accum_column(i)] = c.value[i];
 }

@@ -1,6 +1,10 @@
 // AMD's spelling of the device vocabulary; kernels/vendor.h of the root package is NVIDIA's and documents it.
 #define KERNEL(threads) \
     extern "C" __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(threads, threads), amdgpu_waves_per_eu(1)))
+// Registers of a lane are shared out by the waves of a SIMD, of which a compute unit has four.
+#define KERNEL_OF(threads, blocks)                                                                 \
+    extern "C" __attribute__((global)) void __attribute__((amdgpu_flat_work_group_size(threads, threads), \
+                                                           amdgpu_waves_per_eu((blocks) * (threads) / WAVE / 4)))
 #define DEVICE inline __attribute__((device, always_inline))
 #define CONSTANT constexpr __attribute__((host, device))
 #define GLOBAL
@@ -36,6 +40,16 @@ DEVICE void barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
 }
 
+DEVICE void wave_barrier() {
+    __builtin_amdgcn_fence(__ATOMIC_RELEASE, "wavefront");
+    __builtin_amdgcn_wave_barrier();
+    __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
+}
+
+DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
+
+DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
+
 /// Two barriers apart at least from the next call.
 DEVICE bool barrier_any(bool condition) {
     SHARED_ARRAY(int, any_of_wave, THREADS / WAVE);
@@ -54,6 +68,13 @@ DEVICE T GLOBAL* global_pointer(uint64 address) {
     // Through the address space of device memory, so that accesses are global and not flat.
     return (T*)(__attribute__((address_space(1))) T*)address;
 }
+
+template <typename T>
+DEVICE T unhoisted(T value) {
+    asm volatile("" : "+v"(value));
+    return value;
+}
+DEVICE int unhoisted_uniform(int value) { return value; }
 
 /// The 32-bit words of a value of lane `from`.
 template <typename T>
@@ -87,6 +108,10 @@ DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
 
+// Kernels do not overlap, so there is nothing that could be out of date, and nothing to be early for.
+DEVICE int load_now(const int GLOBAL* from) { return *from; }
+DEVICE void fetch_near(const void GLOBAL*) {}
+
 /// Loads and stores at once: there is no copy past the registers that serves every architecture.
 DEVICE void copy16_async(void SHARED* to, const void GLOBAL* from, bool valid) {
     typedef uint32 Vector __attribute__((ext_vector_type(4)));
@@ -103,11 +128,11 @@ DEVICE void copy_wait() {}
 DEVICE void grid_dependency_wait() {}
 DEVICE void grid_dependency_launch() {}
 
-/// A float rounded to bf16, ties to even; a NaN stays one.
+/// A float rounded to bf16, ties to even, in the high half; a NaN stays one.
 DEVICE uint32 round_bf16(float value) {
     uint32 bits = float_bits(value);
-    uint32 rounded = (bits + 0x7fffu + (bits >> 16 & 1)) >> 16;
-    return value != value ? bits >> 16 | 0x40u : rounded;
+    uint32 rounded = bits + 0x7fffu + __builtin_amdgcn_ubfe(bits, 16, 1);
+    return value != value ? bits | 0x400000u : rounded;
 }
 
 DEVICE uint32 pack_bf16(float low, float high) {
@@ -115,7 +140,7 @@ DEVICE uint32 pack_bf16(float low, float high) {
     typedef __bf16 Pair __attribute__((ext_vector_type(2)));
     return __builtin_bit_cast(uint32, (Pair){(__bf16)low, (__bf16)high});
 #else
-    return round_bf16(low) | round_bf16(high) << 16;
+    return __builtin_amdgcn_perm(round_bf16(high), round_bf16(low), 0x07060302u);
 #endif
 }
 
@@ -129,6 +154,26 @@ DEVICE float f16_to_float(uint16 bits) { return (float)__builtin_bit_cast(_Float
 DEVICE void unpack_f16(uint32 packed, float& low, float& high) {
     low = f16_to_float((uint16)packed);
     high = f16_to_float((uint16)(packed >> 16));
+}
+
+#if defined(__gfx942__)
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = true;
+#elif defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+constexpr bool EXPANDS_E4M3 = true, EXPANDS_E4M3FNUZ = false;
+#else
+constexpr bool EXPANDS_E4M3 = false, EXPANDS_E4M3FNUZ = false;
+#endif
+
+/// Four 8-bit floats, of whichever kind the device has, as floats.
+DEVICE void fp8x4_to_float(uint32 bytes, float (&value)[4]) {
+#if defined(__gfx942__) || defined(__gfx950__) || defined(__gfx1200__) || defined(__gfx1201__)
+    auto low = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, false);
+    auto high = __builtin_amdgcn_cvt_pk_f32_fp8((int)bytes, true);
+    value[0] = low[0];
+    value[1] = low[1];
+    value[2] = high[0];
+    value[3] = high[1];
+#endif
 }
 
 constexpr bool CONVERTS_E4M3 = false;

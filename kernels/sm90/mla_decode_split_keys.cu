@@ -439,7 +439,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         }
         pair_barrier();
         softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
-        int tiles = uniform(divide_up(at.end - at.token, TILE_TOKENS));
+        int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
         UnitPlace place = piece.after(group * TILE_UNITS);
         UnitPlace last_place = place;
         NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {

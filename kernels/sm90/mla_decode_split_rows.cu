@@ -1,375 +1,422 @@
 // Stage 1 of MLA decode for Hopper, query rows as the rows of the products: 64 of them in a block, tiles of 64 tokens.
 //
-// Four warpgroups, each with its own work and its own share of the registers:
+// One warp, the loader, keeps a ring of tiles filled, in units of 64 columns. Two warpgroups, the sides, compute: of every tile
+// each multiplies the weights with its half of the columns, and of every second tile, its own, it computes the weights. A side
 //
-//   loader   one warp keeps a ring of tiles filled, in units of 64 columns
-//   logits   queries in registers x tile, softmax; the weights take the place of the tile's rotary unit, which is then done with
-//   output   two warpgroups: weights x half of the tile's columns each, sums in registers
+//   begins the logits of its tile,
+//   then the output of the other side's tile before, which runs beside its softmax,
+//   hands its weights over in shared memory, and multiplies them, still in registers, with its own half of its tile.
 //
-// The weights of a tile are handed on before the logits of the next one begin, so that its output runs beside them and its place
-// in the ring is free early. Logits begun before the softmax were slower: a warp that begins products of operands in registers
-// waits for them. A row's maximum is raised only when a logit exceeds it by LAZY_MAX.
+// While one side is in its softmax the other's products fill the matrix units. Row maxima and sums pass from tile to tile, and
+// so from side to side, with the weights; a maximum is raised only when a logit exceeds it by LAZY_MAX, so sums of the output
+// are rarely rescaled.
 
 constexpr int ROWS = 64;
 constexpr int LOADER_REGISTERS = 24;
-constexpr int LOGITS_REGISTERS = 168;
-constexpr int OUTPUT_REGISTERS = 160;
-constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
-#ifndef HELD_UNITS
-#define HELD_UNITS 4  // of a query row in registers; the others are read from shared memory
-#endif
+constexpr int SIDE_REGISTERS = 240;
+constexpr int SIDE_THREADS = 128;
+constexpr int SIDE_WARPS = 4;
+// Of a query row the first unit of each half and the rotary one are held in registers, the others in shared memory.
+constexpr int HELD_UNITS = 2 + (ROPE_DIM > 0);
+constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
 constexpr int HALF = KV_LORA_RANK / 2;
-static_assert(BLOCK_ROWS == ROWS && THREADS == 512, "one loader, one logits, two output warpgroups");
-static_assert(LOADER_REGISTERS + LOGITS_REGISTERS + 2 * OUTPUT_REGISTERS <= 512, "registers of a quarter of the unit");
-
-/// What the logits warpgroup says about a tile.
-struct alignas(16) Note {
-    int flags;  // FIRST, LAST and FINAL
-    int valid;  // tokens of the tile before the end of its piece
-    int seq;
-    int pad;
-    int64 slot;  // of the piece's result, or negative for the output; with LAST
-};
-enum NoteFlags { FIRST = 1, LAST = 2, FINAL = 4 };
+static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
+static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
 /// Shared memory, in bytes from its beginning.
 constexpr int QUERY_AT = RING_BYTES;
-constexpr int RESCALE_AT = QUERY_AT + (LATENT_UNITS + 1 - HELD_UNITS) * UNIT_BYTES;
-constexpr int SCALE_AT = RESCALE_AT + STAGES * ROWS * 4;
-constexpr int NOTE_AT = SCALE_AT + STAGES * ROWS * 4;
-constexpr int BARRIERS_AT = NOTE_AT + STAGES * (int)sizeof(Note);
+constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
+constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
+constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
+constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
-constexpr int SHARED_BYTES = READY_AT + STAGES * 8;
+constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
-/// A warp's sixteen query rows: units in registers, the others in shared memory.
+/// Named barriers: one of each side, one of both.
+enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };
+
+/// A warp's sixteen query rows: those units that are in registers, of the side's own half, of the other, rotary. They come by way of a
+/// half of the ring that the side keeps meanwhile. Of the units in shared memory a side loads those of its own half.
 struct Queries {
     uint32 word[HELD_UNITS][16];
 
-    /// Loads the rows of a virtual sequence; those that do not exist become zeros. Units for registers pass through the
-    /// warp's rows of the first unit in shared memory, where they take the arrangement that the products expect.
-    DEVICE void load(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
+    static constexpr int KEPT_BYTES = HALF_BYTES / SIDE_WARPS;  // of a warp
+
+    /// Asks for the rows of a virtual sequence; those that do not exist become zeros. No products may be reading queries any more.
+    static DEVICE void fetch(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged,
+                             unsigned char SHARED* kept) {
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
-        unsigned char SHARED* place[4];
-        const uint16 GLOBAL* from[4];
-        bool valid[4];
+        Row row = row_of(p, virtual_seq, first_row + warp_row + lane % 16);
+        int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+        offset = row.valid ? offset : -1;
+        int half = side * HALF_UNITS;
         UNROLL for (int i = 0; i < 4; i++) {
             int local = lane / 8 + i * 4;
-            Row row = row_of(p, virtual_seq, first_row + warp_row + local);
-            valid[i] = row.valid;
-            from[i] = global_pointer<const uint16>(p.q) + lane % 8 * 8;
-            if (row.valid) from[i] += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-            place[i] = shared + (warp_row + local) * 128 + (lane % 8 ^ local % 8) * 16;
-        }
-        auto fetch = [&](uint32* to, int unit) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                Word4 raw = {0, 0, 0, 0};
-                if (valid[i]) raw = *(const Word4 GLOBAL*)(from[i] + unit * UNIT_COLUMNS);
-                to[i * 4] = raw.x;
-                to[i * 4 + 1] = raw.y;
-                to[i * 4 + 2] = raw.z;
-                to[i * 4 + 3] = raw.w;
+            int64 at = from_lane(offset, local);
+            const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + (at < 0 ? 0 : at) + lane % 8 * 8;
+            int to = local * 128 + (lane % 8 ^ local % 8) * 16;
+            UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+                int column = unit == 2 ? LATENT_UNITS : half ^ unit * HALF_UNITS;
+                copy16_async(kept + warp_row / 16 * KEPT_BYTES + unit * 2048 + to, from + column * UNIT_COLUMNS, at >= 0);
             }
-        };
-        auto stage = [&](const uint32* raw) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                *(Word4 SHARED*)place[i] = {raw[i * 4], raw[i * 4 + 1], raw[i * 4 + 2], raw[i * 4 + 3]};
-            }
-        };
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fetch(word[unit], unit);
-        uint32 first[16];
-        fetch(first, HELD_UNITS);
-        UNROLL for (int unit = HELD_UNITS + 1; unit < QUERY_UNITS; unit++) {
-            UNROLL for (int i = 0; i < 4; i++) {
-                copy16_async(place[i] + (unit - HELD_UNITS) * UNIT_BYTES, from[i] + unit * UNIT_COLUMNS, valid[i]);
+            UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
+                copy16_async(staged + (side * STAGED_UNITS + unit) * UNIT_BYTES + warp_row * 128 + to,
+                             from + (half + 1 + unit) * UNIT_COLUMNS, at >= 0);
             }
         }
         copy_commit();
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
-            stage(word[unit]);
-            warp_barrier();
-            UNROLL for (int step = 0; step < 4; step++) {
-                int row = lane % 16;
-                load_matrix_at(word[unit] + step * 4,
-                               shared_address(shared) + (warp_row + row) * 128 + ((step * 2 + lane / 16) ^ row % 8) * 16);
-            }
-            warp_barrier();
-        }
-        stage(first);
+    }
+
+    /// Waits for this side's share, and takes what is for registers.
+    DEVICE void take(const unsigned char SHARED* kept) {
         copy_wait<0>();
+        warp_barrier();
+        int lane = unhoisted(lane_index());
+        int row = lane % 16;
+        uint32 from = shared_address(kept) + warp_of_group() * KEPT_BYTES + row * 128;
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+            UNROLL for (int step = 0; step < 4; step++) {
+                load_matrix_at(word[unit] + step * 4, from + unit * 2048 + ((step * 2 + lane / 16) ^ row % 8) * 16);
+            }
+        }
         publish_to_async();
     }
 };
 
-/// Softmax of a lane's two rows; the four lanes of a row hold sixteen tokens each.
-struct Softmax {
-    float maximum[2], sum[2];  // the sum is this lane's share
-    int limit[2];              // tokens that the row sees of this piece
-    int begin;                 // first token of this piece
-
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int first_row) {
-        int row = first_row + warp_of_group() * 16 + lane_index() / 4;
-        UNROLL for (int r = 0; r < 2; r++) {
-            maximum[r] = NO_MAXIMUM;
-            sum[r] = 0.0f;
-            Row of = row_of(p, at.seq, row + r * 8);
-            int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-            limit[r] = of.valid ? smaller(visible, at.end) : 0;
-        }
-    }
-
-    /// Turns the logits of the tile at `token` into weights, and says what each row's earlier sums are to be multiplied by.
-    DEVICE void push(const DecodeParams& p, float (&x)[32], int token, float (&factor)[2]) {
-        scale_logits(p, x);
-        if (token + TILE_TOKENS > smaller(limit[0], limit[1]) || token < begin) {
-            UNROLL for (int i = 0; i < 32; i++) {
-                int at = token + i / 4 * 8 + lane_index() % 4 * 2 + i % 2;
-                if (at >= limit[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
-            }
-        }
-        UNROLL for (int r = 0; r < 2; r++) {
-            float highest = x[2 * r];
-            UNROLL for (int j = 0; j < 8; j++) {
-                highest = ::maximum(highest, ::maximum(x[4 * j + 2 * r], x[4 * j + 2 * r + 1]));
-            }
-            highest = lanes_maximum<4>(highest);
-            factor[r] = 1.0f;
-            if (highest > maximum[r] + LAZY_MAX || maximum[r] == NO_MAXIMUM) {
-                float raised = ::maximum(highest, NO_MAXIMUM);
-                factor[r] = exp2(maximum[r] - raised);
-                maximum[r] = raised;
-                sum[r] *= factor[r];
-            }
-            UNROLL for (int j = 0; j < 8; j++) {
-                UNROLL for (int e = 0; e < 2; e++) {
-                    float& value = x[4 * j + 2 * r + e];
-                    value = exp2(value - maximum[r]);
-                    sum[r] += value;
-                }
-            }
-        }
-    }
-
-    /// The row's natural-log LSE; `sum` becomes the whole row's. Emptiness is a sum of zero: a NaN must show.
-    DEVICE float finish(int r) {
-        sum[r] = lanes_sum<4>(sum[r]);
-        return sum[r] == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(sum[r])) * LN_2;
-    }
-};
-
-/// Starts the products of the queries with a tile, unit by unit as they come in.
-DEVICE void start_logits(float (&x)[32], const Queries& q, uint32 queries, const Ring& ring, HalfPlace half, TilePlace tile) {
-    UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-        if (unit == HALF_UNITS) half.advance();
-        bool rotary = unit == LATENT_UNITS;
-        uint32 full = rotary ? ring.rotary_full(tile.index) : ring.half_full(half.index) + unit % HALF_UNITS * 8;
-        uint32 keys = rotary ? ring.rotary(tile.index) : ring.half(half.index) + unit % HALF_UNITS * UNIT_BYTES;
-        barrier_wait(full, rotary ? tile.parity : half.parity);
-        products_begin();
-        UNROLL for (int step = 0; step < 4; step++) {
-            uint64 b = rows_operand(keys + step * 32);
-            if (unit < HELD_UNITS) {
-                product_64_held(x, q.word[unit % HELD_UNITS] + step * 4, b, unit + step > 0);
-            } else {
-                product_64(x, rows_operand(queries + (unit - HELD_UNITS) * UNIT_BYTES + step * 32), b, 1);
-            }
-        }
-    }
-    products_commit();
+/// This warp is done with a place of the ring.
+DEVICE void release(uint32 empty) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(empty);
 }
 
-/// The logits warpgroup: the weights of a tile, then the logits of the next one.
-struct Weigher {
+/// Starts the products of the queries with the tile `n`, unit by unit as they come in. The rotary unit comes first: the next one can
+/// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
+DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
+    HalfPlace half = place_of<HALVES>(2 * n);
+    auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
+        barrier_wait(full, parity);
+        products_begin();
+        UNROLL for (int step = 0; step < 4; step++) {
+            uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
+            if (held) {
+                product_64_held(x, held + step * 4, b, !first || step > 0);
+            } else {
+                product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
+            }
+        }
+    };
+    if (ROPE_DIM > 0) {
+        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(0), 0, q.word[2], 0, true);
+        products_commit();
+    }
+    UNROLL for (int other = 0; other < 2; other++) {
+        uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
+        UNROLL for (int column = 0; column < HALF_UNITS; column++) {
+            start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
+                  column == 0 ? q.word[other] : nullptr, staged, ROPE_DIM == 0 && other + column == 0);
+        }
+        half.advance();
+        products_commit();
+        if (ROPE_DIM > 0 && other == 0) {
+            products_wait<1>();
+            release(ring.rotary_empty(0));
+        }
+    }
+}
+
+/// What a block computes of one sequence, and how much of that its rows see.
+struct Piece {
+    int seq, first_row;
+    int token;       // at which its first tile begins
+    int begin, end;  // its tokens
+    int seen;        // tokens that all rows see
+
+    DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
+        : seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(at.end) {
+        seen = limit(p, 0);
+    }
+
+    /// Where its result goes, given how many pieces of its sequence came before: a slot, or the output if negative.
+    DEVICE int64 slot(const DecodeParams& p, int split) const {
+        Slots slots = slots_of(p, seq);
+        return slots.count == 0 ? -1 : slots.begin + split;
+    }
+
+    /// Tokens that the block's row sees of the sequence, within the piece's end.
+    DEVICE int limit(const DecodeParams& p, int row) const {
+        Row of = row_of(p, seq, first_row + row);
+        return smaller(visible_tokens(p, sequence_length(p, quotient(seq, num_groups(p))), of.token), end);
+    }
+
+    DEVICE int tiles() const { return divide_up(end - token, TILE_TOKENS); }
+    /// Tokens of tile `i` before the end.
+    DEVICE int valid(int i) const { return end - token - i * TILE_TOKENS; }
+
+    /// Products of tile `i` to logits, but for the factor that it says.
+    DEVICE float mask(const DecodeParams& p, float (&x)[32], int i) const {
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        if (p.softcap != 0.0f || scale <= 0.0f) {
+            scale_logits(p, x);
+            scale = 1.0f;
+        }
+        int first = token + i * TILE_TOKENS;
+        if (first + TILE_TOKENS <= seen && first >= begin) return scale;
+        int lane = unhoisted(lane_index());
+        int row = warp_of_group() * 16 + lane / 4;
+        int limits[2] = {limit(p, row), limit(p, row + 8)};
+        UNROLL for (int i = 0; i < 32; i++) {
+            int at = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (at >= limits[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
+        }
+        return scale;
+    }
+};
+
+/// This warp's rows of a piece's result, HALF columns, a row's 16-byte words in neighbouring lanes.
+struct Output {
+    Word4 word[16];
+
+    /// Gathers it by way of the warp's rows of `staging`.
+    DEVICE void gather(float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
+        constexpr int ROW_BYTES = HALF * 2;
+        constexpr int WINDOW = 8;  // words whose order a row's number changes
+        int lane = unhoisted(lane_index());
+        staging += warp_of_group() * 16 * ROW_BYTES;
+        UNROLL for (int i = 0; i < 128; i++) {
+            // A row that saw nothing is zero even beside values that are not finite.
+            float factor = scale[i / 2 % 2];
+            o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
+        }
+        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+        UNROLL for (int w = 0; w < WINDOW; w += 2) {
+            uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
+            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+                const float* x = o + (window + w) * 4;
+                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        }
+        warp_barrier();
+        UNROLL for (int r = 0; r < 16; r++) word[r] = *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
+        warp_barrier();
+    }
+
+    DEVICE void write(const DecodeParams& p, int seq, int64 slot, int first_row, int column) const {
+        int lane = unhoisted(lane_index());
+        Row row = row_of(p, seq, first_row + lane % 16);
+        uint64 to = row.valid ? (uint64)(result_row(p, row, slot, first_row + lane % 16) + column) : 0;
+        UNROLL for (int r = 0; r < 16; r++) {
+            uint64 at = from_lane(to, r);
+            if (at != 0) store_output(global_pointer<uint16>(at) + lane * 8, word[r]);
+        }
+    }
+};
+
+/// One of the two sides.
+struct Side {
     const DecodeParams& p;
-    const Part& part;
-    int first_row;
+    int side;
     unsigned char SHARED* shared;
     Ring ring;
-    Cursor ahead;    // tile whose products are started next
-    HalfPlace half;  // its places in the rings
-    TilePlace tile;
-    bool turn;       // it is the first of its piece
-    Queries queries;
-    Softmax softmax;
-    static constexpr int NAME = 1;
+    float o[128];  // HALF columns of sixteen rows a warp
+    float maximum[2], sum[2];
 
-    DEVICE Note SHARED* note(int place) const { return (Note SHARED*)(shared + NOTE_AT) + place; }
+    /// What lanes hand on with a tile's weights: the maxima of their two rows, and their shares of the sums.
+    DEVICE Float4 SHARED& state() const { return *((Float4 SHARED*)(shared + STATE_AT) + thread_index() % SIDE_THREADS); }
+    DEVICE int64 SHARED& slot() const { return *((int64 SHARED*)(shared + SLOT_AT) + side); }
+    DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
+    /// The side's half of a tile that is its own or not.
+    DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
+    DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
 
-    DEVICE void load_queries() {
-        named_barrier(NAME, 128);  // no warp reads queries any more
-        queries.load(p, ahead.seq, first_row, shared + QUERY_AT);
-        named_barrier(NAME, 128);
+    /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
+    DEVICE void raise(const float (&to)[2]) {
+        products_wait<0>();  // or the compiler waits on all paths
+        settle(o);
+        float factor[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[r] = exp2(maximum[r] - to[r]);
+            maximum[r] = to[r];
+            sum[r] *= factor[r];
+        }
+        UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
     }
 
-    /// Says what the other warpgroups need to know of the tile ahead, whose place is free now that it has come.
-    DEVICE void describe() {
-        if (thread_index() % 128 != 0) return;
-        Note SHARED* to = note(tile.index);
-        to->flags = (turn ? FIRST : 0) | (ahead.last() ? LAST : 0);
-        to->valid = ahead.end - ahead.token;
-        to->seq = ahead.seq;
-        if (ahead.last()) {
-            Slots slots = slots_of(p, ahead.seq);
-            to->slot = slots.count == 0 ? -1 : slots.begin + ahead.split;
+    /// Turns products, which `scale` makes logits, into weights; the four lanes of a row hold sixteen tokens each.
+    DEVICE void weigh(float (&x)[32], float scale) {
+        float highest[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            highest[r] = x[2 * r];
+            UNROLL for (int i = 0; i < 16; i++) highest[r] = ::maximum(highest[r], x[i / 2 * 4 + 2 * r + i % 2]);
+            highest[r] *= scale;
+        }
+        if (warp_any(highest[0] > maximum[0] + LAZY_MAX || highest[1] > maximum[1] + LAZY_MAX)) {
+            UNROLL for (int r = 0; r < 2; r++) {
+                highest[r] = lanes_maximum<4>(highest[r]);
+                if (!(highest[r] > maximum[r] + LAZY_MAX)) highest[r] = maximum[r];
+            }
+            raise(highest);
+        }
+        UNROLL for (int i = 0; i < 32; i++) {
+            x[i] = exp2(x[i] * scale - maximum[i / 2 % 2]);
+            sum[i / 2 % 2] += x[i];
         }
     }
 
-    /// Turns the logits of the tile at `token`, at a place of the ring, into weights.
-    DEVICE void weigh(float (&x)[32], int token, int place, bool last) {
-        int lane = lane_index();
-        float factor[2];
-        softmax.push(p, x, token, factor);
-
-        // Weights go where the rotary unit was.
+    /// Hands over the weights of the tile `n`, and the state of its rows.
+    DEVICE void hand_over(const uint32 (&weights)[16], int n) {
+        int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
         int matrix_row = lane % 16;
-        uint32 to = ring.rotary(place) + (warp_row + matrix_row) * 128;
-        UNROLL for (int j = 0; j < 8; j += 2) {
-            store_matrix(to + ((j + lane / 16) ^ matrix_row % 8) * 16, pack(x[4 * j], x[4 * j + 1]),
-                         pack(x[4 * j + 2], x[4 * j + 3]), pack(x[4 * j + 4], x[4 * j + 5]), pack(x[4 * j + 6], x[4 * j + 7]));
+        uint32 to = ring.base + WEIGHTS_AT + (warp_row + matrix_row) * 128;
+        UNROLL for (int step = 0; step < 4; step++) {
+            const uint32* a = weights + step * 4;
+            store_matrix(to + ((step * 2 + lane / 16) ^ matrix_row % 8) * 16, a[0], a[1], a[2], a[3]);
         }
-        int row = warp_row + lane / 4;
-        if (lane % 4 == 0) {
-            float SHARED* rescale = (float SHARED*)(shared + RESCALE_AT) + place * ROWS + row;
-            rescale[0] = factor[0];
-            rescale[8] = factor[1];
-        }
-        if (last) finish_piece(place, row);
+        state() = {maximum[0], maximum[1], sum[0], sum[1]};
         publish_to_async();
         warp_barrier();
-        if (lane == 0) barrier_arrive(ring.base + READY_AT + place * 8);
+        if (lane == 0) barrier_arrive(ready(n));
     }
 
-    DEVICE void finish_piece(int place, int row) {
-        float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + place * ROWS + row;
-        int64 slot = note(place)->slot;
+    /// Waits for the weights of the other side's tile `n`, and takes over the state of its rows.
+    DEVICE void take_over(int n) {
+        barrier_wait(ready(n), n / 2 & 1);
+        Float4 told = state();
+        float told_maximum[2] = {told.x, told.y};
+        if (warp_any(told.x != maximum[0] || told.y != maximum[1])) raise(told_maximum);
+        sum[0] = told.z;
+        sum[1] = told.w;
+    }
+
+    /// Clears what the side's half of a tile has after its piece's end.
+    DEVICE void clear(int half, int valid) const {
+        if (valid >= TILE_TOKENS) return;
+        clear_rows(shared + half * HALF_BYTES, valid);
+        side_barrier();
+    }
+
+    /// Starts the products of the weights in shared memory with a half.
+    DEVICE void start_other(int half, bool first) {
+        uint32 weights = ring.base + WEIGHTS_AT, values = ring.half(half);
+        products_begin();
+        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+            product_256(o, rows_operand(weights, step * 32), columns_operand<UNIT_BYTES>(values, step * 2048),
+                        step > 0 || !first);
+        }
+    }
+
+    /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
+    DEVICE Output finish(const Piece& piece, int64 slot, int n) {
+        bool own = n % 2 == side;
+        int warp_row = warp_of_group() * 16;
+        float scale[2];
         UNROLL for (int r = 0; r < 2; r++) {
-            float lse = softmax.finish(r);
-            if (lane_index() % 4 != 0) continue;
-            scale[r * 8] = result_scale(p, softmax.sum[r], slot);
-            int group_row = first_row + row + r * 8;
-            Row of = row_of(p, note(place)->seq, group_row);
-            if (!of.valid) continue;
+            // Emptiness is a sum of zero: a NaN must show.
+            float total = lanes_sum<4>(sum[r]);
+            scale[r] = result_scale(p, total, slot);
+            float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
+            int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
+            Row of = row_of(p, piece.seq, group_row);
+            if (!own || lane_index() % 4 != 0 || !of.valid) continue;
             if (slot < 0) {
                 write_lse(p, of, lse);
             } else {
                 global_pointer<float>(p.partial_lse)[slot * group_rows(p) + group_row] = lse;
             }
         }
+        side_barrier();  // no warp reads the values any more
+        Output output;
+        output.gather(o, scale, shared + half(n, own) * HALF_BYTES);
+        return output;
     }
 
-    DEVICE void run() {
-        float x[32];
-        int token = -1;  // of the tile whose logits are in `x`; none yet
-        softmax.begin = ahead.seq == part.seq ? part.token : 0;
-        NO_UNROLL while (true) {
-            float ahead_x[32];
-            int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
-            if (token >= 0) weigh(x, token, place, turn);
-            if (turn) load_queries();
-            start_logits(ahead_x, queries, ring.base + QUERY_AT, ring, half, tile);
-            describe();
-            if (token >= 0 && turn) softmax.begin = 0;
-            if (turn) softmax.start(p, ahead, first_row);
+    /// Sums up a piece whose first tile is the block's tile `base`.
+    DEVICE void attend(const Piece& piece, const Queries& queries, int base) {
+        maximum[0] = maximum[1] = NO_MAXIMUM;
+        sum[0] = sum[1] = 0.0f;
+        int tiles = piece.tiles();
+        int i = (base ^ side) & 1;  // the side's own tile
+        NO_UNROLL while (warp_any(i < tiles)) {
+            int n = base + i;
+            float x[32];
+            start_logits(x, queries, side, ring, n);
+            // A piece's first tile has none before it. Its products begin all the same, for the compiler's sake: the own ones
+            // after them overwrite what they sum up.
+            if (i > 0) take_over(n - 1);
+            start_other(i > 0 ? half(n - 1, false) : half(n, true), i <= 1);
+            products_commit();
+            products_wait<1>();
+            settle(x);
+
+            weigh(x, piece.mask(p, x, i));
+            uint32 weights[16];
+            UNROLL for (int j = 0; j < 16; j++) weights[j] = pack(x[2 * j], x[2 * j + 1]);
             products_wait<0>();
-            named_barrier(NAME, 128);  // no warp reads the rotary unit any more
-            copy_floats(x, ahead_x);
-            half.advance(2);
-            tile.advance();
-            token = ahead.token;
-            turn = ahead.last();
-            ahead.advance(p, part);
-            if (!warp_any(ahead.more)) break;
+            settle(o);
+            side_barrier();  // no warp reads the other side's weights any more
+            hand_over(weights, n);
+            if (i > 0) release(ring.half_empty(half(n - 1, false)));
+            clear(half(n, true), piece.valid(i));
+            uint32 values = ring.half(half(n, true));
+            products_begin();
+            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+                product_256_held(o, weights + step * 4, columns_operand<UNIT_BYTES>(values, step * 2048), step > 0 || i > 0);
+            }
+            products_commit();
+            products_wait<0>();
+            settle(o);
+            i += 2;
+            if (i <= tiles) release(ring.half_empty(half(n, true)));
         }
-        int place = tile.index == 0 ? STAGES - 1 : tile.index - 1;
-        if (thread_index() % 128 == 0) note(place)->flags |= FINAL;
-        weigh(x, token, place, true);
+        if (!warp_any(i > tiles)) {  // the last tile is the other side's
+            int last = base + tiles - 1;
+            take_over(last);
+            clear(half(last, false), piece.valid(tiles - 1));
+            start_other(half(last, false), tiles == 1);
+            products_commit();
+            products_wait<0>();
+            settle(o);
+        }
     }
 };
 
-/// Writes this warp's rows of a piece's result, HALF columns from `column` on, by way of the warp's rows of `staging`.
-DEVICE void write_output(const DecodeParams& p, float (&o)[2][64], int seq, int64 slot, int first_row, int column,
-                         const float (&scale)[2], unsigned char SHARED* staging) {
-    constexpr int ROW_BYTES = HALF * 2;
-    constexpr int WINDOW = 8;  // words of 16 bytes whose order a row's number changes
-    int lane = unhoisted(lane_index());
-    staging += warp_of_group() * 16 * ROW_BYTES;
-    UNROLL for (int i = 0; i < 128; i++) {
-        // A row that saw nothing is zero even beside values that are not finite.
-        float factor = scale[i / 2 % 2];
-        o[i / 64][i % 64] = factor == 0.0f ? 0.0f : o[i / 64][i % 64] * factor;
-    }
-    uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
-    UNROLL for (int word = 0; word < WINDOW; word += 2) {
-        uint32 at = to + ((word + lane / 16) ^ lane % 8) * 16;
-        UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-            const float* x = o[window / 16] + (window % 16 + word) * 4;
-            store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-        }
-    }
-    warp_barrier();
-    NO_UNROLL for (int r = 0; r < 16; r++) {
-        Row of = row_of(p, seq, first_row + r);
-        if (!of.valid) continue;
-        store_output(result_row(p, of, slot, first_row + r) + column + lane * 8,
-                     *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16));
-    }
-    publish_to_async();
-}
-
-DEVICE void sum_output(const DecodeParams& p, int side, int first_row, unsigned char SHARED* shared, const Ring& ring) {
-    int lane = lane_index();
-    int row = warp_of_group() * 16 + lane / 4;
-    HalfPlace half = {side, 0};
-    TilePlace place = {0, 0};
-    float o[2][64];  // 128 columns each
+/// The pieces of the block's part, by one side.
+DEVICE void attend_part(const DecodeParams& p, Cursor at, int item, Part part, int first_row, int side, unsigned char SHARED* shared,
+                        const Ring& ring) {
+    unsigned char SHARED* staged = shared + QUERY_AT;
+    Side self = {p, side, shared, ring};
+    int base = 0;
+    int kept = HALVES - 2 + side;
+    Piece piece(p, at, part, first_row);
+    int64 slot = piece.slot(p, at.split);
+    Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
     NO_UNROLL while (true) {
-        barrier_wait(ring.base + READY_AT + place.index * 8, place.parity);
-        const Note SHARED* note = (const Note SHARED*)(shared + NOTE_AT) + place.index;
-        int flags = note->flags;
-        if (!(flags & FIRST)) {
-            const float SHARED* rescale = (const float SHARED*)(shared + RESCALE_AT) + place.index * ROWS + row;
-            float factor[2] = {rescale[0], rescale[8]};
-            if (warp_any(factor[0] != 1.0f || factor[1] != 1.0f)) {
-                UNROLL for (int i = 0; i < 128; i++) o[i / 64][i % 64] *= factor[i / 2 % 2];
-            }
-        }
-        if (note->valid < TILE_TOKENS) {
-            clear_rows(shared + half.index * HALF_BYTES, note->valid);
-            named_barrier(2 + side, 128);
-        }
-        uint32 weights = ring.rotary(place.index);
-        uint32 values = ring.half(half.index);
-        products_begin();
-        UNROLL for (int part = 0; part < 2; part++) {
-            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                product_128(o[part], rows_operand(weights + step * 32),
-                            columns_operand<UNIT_BYTES>(values + part * 2 * UNIT_BYTES + step * 2048),
-                            step > 0 || !(flags & FIRST));
-            }
-        }
-        products_commit();
-        products_wait<0>();
-
-        if (flags & LAST) {
-            named_barrier(2 + side, 128);  // no warp reads the values any more
-            const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + place.index * ROWS + row;
-            float scale[2] = {scales[0], scales[8]};
-            write_output(p, o, note->seq, note->slot, first_row + warp_of_group() * 16, side * HALF, scale,
-                         shared + half.index * HALF_BYTES);
-        }
-        warp_barrier();
-        if (lane == 0) {
-            barrier_arrive(ring.half_empty(half.index));
-            barrier_arrive(ring.rotary_empty(place.index));
-        }
-        if (flags & FINAL) break;
-        half.advance(2);
-        place.advance();
+        Queries queries;
+        if (thread_index() % SIDE_THREADS == 0) self.slot() = slot;
+        queries.take(shared + kept * HALF_BYTES);
+        release(ring.half_empty(kept));
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+        self.attend(piece, queries, base);
+        base += piece.tiles();
+        // What is left of the part is read again: registers are full.
+        part = find_part(p, item);
+        part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
+        at = Cursor(p, part);
+        kept = self.half(base - 1, (base - 1) % 2 == side);
+        slot = self.slot();
+        Output output = self.finish(piece, slot, base - 1);
+        // Both sides are done with the queries: who has seen the last weights knows it of the other.
+        bool more = warp_any(at.more);
+        if (more) Queries::fetch(p, at.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        output.write(p, piece.seq, slot, first_row + warp_of_group() * 16, side * HALF);
+        if (!more) break;
+        piece = Piece(p, at, part, first_row);
+        slot = piece.slot(p, 0);
     }
 }
 
@@ -381,9 +428,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
-        constexpr int GROUP_WARPS = 4;
-        ring.init(GROUP_WARPS, 2 * GROUP_WARPS);
-        for (int place = 0; place < STAGES; place++) barrier_init(ring.base + READY_AT + place * 8, GROUP_WARPS);
+        ring.init(SIDE_WARPS, SIDE_WARPS);
+        for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }
     grid_dependency_wait();
@@ -392,7 +438,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
+    int item = block_index() / row_blocks;
+    Part part = find_part(p, item);
     prefetch_pages(p, part);
     Cursor at(p, part);
     if (!at.more) return;
@@ -400,11 +447,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
-    } else if (role == 1) {
-        grow_registers<LOGITS_REGISTERS>();
-        Weigher{p, part, first_row, shared, ring, at, {0, 0}, {0, 0}, true}.run();
     } else {
-        grow_registers<OUTPUT_REGISTERS>();
-        sum_output(p, role - 2, first_row, shared, ring);
+        grow_registers<SIDE_REGISTERS>();
+        attend_part(p, at, item, part, first_row, role - 1, shared, ring);
     }
 }

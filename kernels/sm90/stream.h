@@ -90,14 +90,20 @@ struct Place {
         }
     }
 };
+/// The place of the ring's `n`th filling.
+template <int count>
+DEVICE Place<count> place_of(int n) {
+    return {n % count, n / count & 1};
+}
 
 /// The tiles in shared memory: a ring of half tiles, and one of rotary units. Every unit of columns has a barrier that ends a phase
-/// when it has come, every half and every rotary unit one that does when its readers are done with it.
+/// when it has come, every half and every rotary unit one that does when its readers are done with it. Rotary units of even and of
+/// odd tiles have barriers of their own also where they share a place: who waits for one need not have seen the one before.
 constexpr int HALVES = 2 * STAGES - 1;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
-constexpr int ROTARIES = FORM == 1 ? STAGES : STAGES - 1;  // form 1 keeps them until a tile's output is done
+constexpr int ROTARIES = FORM == 1 ? 1 : STAGES - 1;
 constexpr int RING_BYTES = ROTARY_AT + ROTARIES * UNIT_BYTES;
-constexpr int RING_BARRIERS = HALVES * (HALF_UNITS + 1) + 2 * ROTARIES;
+constexpr int RING_BARRIERS = HALVES * (HALF_UNITS + 1) + 2 + ROTARIES;
 using HalfPlace = Place<HALVES>;
 using TilePlace = Place<ROTARIES>;
 
@@ -108,17 +114,15 @@ struct Ring {
     DEVICE uint32 rotary(int index) const { return base + ROTARY_AT + index * UNIT_BYTES; }
     DEVICE uint32 half_full(int index) const { return barriers + index * HALF_UNITS * 8; }
     DEVICE uint32 half_empty(int index) const { return barriers + (HALVES * HALF_UNITS + index) * 8; }
-    DEVICE uint32 rotary_full(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + index) * 8; }
-    DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + ROTARIES + index) * 8; }
+    DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
+    DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
 
     /// To be called by one thread, with how many warps read a half and a rotary unit.
     DEVICE void init(int half_readers, int rotary_readers) const {
         for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, 1);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < ROTARIES; i++) {
-            barrier_init(rotary_full(i), 1);
-            barrier_init(rotary_empty(i), rotary_readers);
-        }
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), 1);
+        for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
 
@@ -153,27 +157,34 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
                        const Ring& ring) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
+    int odd = 0;  // in form 1 the right half is done with first, and comes first
     Box box;
     box.look_up(p, at);
     NO_UNROLL while (at.more) {
-        NO_UNROLL for (int column = 0; column < LATENT_UNITS; column += HALF_UNITS) {
+        auto load_rotary = [&] {
+            if (ROPE_DIM == 0) return;
+            uint32 full = ring.rotary_full(odd);
+            barrier_wait(ring.rotary_empty(tile.index), tile.parity);
+            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
+        };
+        if (FORM == 1) load_rotary();
+        NO_UNROLL for (int i = 0; i < 2; i++) {
+            int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
             uint32 full = ring.half_full(half.index);
-            barrier_wait(ring.half_empty(half.index), half.parity);
+            // Form 1 keeps the last two places at first, which puts their phases one ahead.
+            barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
             if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
         }
-        if constexpr (ROPE_DIM > 0) {
-            uint32 full = ring.rotary_full(tile.index);
-            barrier_wait(ring.rotary_empty(tile.index), tile.parity);
-            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
-            warp_barrier();
-            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
-        }
+        if (FORM != 1) load_rotary();
         at.advance(p, part);
         box.look_up(p, at);
         tile.advance();
+        odd ^= 1;
     }
 }
 

@@ -19,19 +19,16 @@ DEVICE int warpgroup_index() { return __shfl_sync(0xffffffffu, thread_index() / 
 /// Likewise the warp of this thread within its warpgroup.
 DEVICE int warp_of_group() { return __shfl_sync(0xffffffffu, thread_index() / 32 % 4, 0); }
 
-/// The value of the warp's first lane. What is computed from it alone is computed once per warp, as operands of products need it.
-DEVICE int uniform(int value) { return __shfl_sync(0xffffffffu, value, 0); }
-
-/// The value, in a way that keeps what is computed from it where it is used, out of long-lived registers.
-DEVICE int unhoisted(int value) {
-    asm volatile("" : "+r"(value));
-    return value;
+/// The value that a lane of the warp has. What is computed from it alone is computed once per warp, as operands of products need it.
+template <typename T>
+DEVICE T from_lane(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane);
 }
 
-/// Copies into registers of their own: those of products under way stay untouched.
+/// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
-DEVICE void copy_floats(float (&to)[count], const float (&from)[count]) {
-    UNROLL for (int i = 0; i < count; i++) asm volatile("mov.b32 %0, %1;" : "=f"(to[i]) : "f"(from[i]));
+DEVICE void settle(float (&value)[count]) {
+    UNROLL for (int i = 0; i < count; i++) asm volatile("" : "+f"(value[i])::"memory");
 }
 
 /// Gives up or takes registers, down or up to `count` per thread of the warpgroup.
@@ -107,12 +104,15 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
 
 // ---- matrix products ----
 
-/// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes.
-DEVICE uint64 rows_operand(uint32 at) { return (uint64)(at >> 4) | 1ull << 16 | 64ull << 32 | 1ull << 62; }
+/// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes. It begins `offset` bytes
+/// after `at`, both multiples of 16: said apart, constant offsets cost one addition each.
+DEVICE uint64 rows_operand(uint32 at, int offset = 0) {
+    return (uint64)((at >> 4) + (1 << 16) + offset / 16) | 64ull << 32 | 1ull << 62;
+}
 /// Operand whose rows are the depth: groups of 8 lie 1,024 bytes apart, units of 64 columns UNIT_BYTES.
 template <int unit_bytes>
-DEVICE uint64 columns_operand(uint32 at) {
-    return (uint64)(at >> 4) | (uint64)(unit_bytes >> 4) << 16 | 64ull << 32 | 1ull << 62;
+DEVICE uint64 columns_operand(uint32 at, int offset = 0) {
+    return (uint64)((at >> 4) + (unit_bytes >> 4 << 16) + offset / 16) | 64ull << 32 | 1ull << 62;
 }
 
 DEVICE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -192,17 +192,39 @@ DEVICE void product_64(float (&d)[32], uint64 a, uint64 b, int add) {
         : "l"(a), "l"(b), "r"(add));
 }
 
-/// d (64 x 128) += a b, or = where `add` is 0: `a` by rows along the depth, `b` by rows that are the depth.
-DEVICE void product_128(float (&d)[64], uint64 a, uint64 b, int add) {
+/// d (64 x 256) += a b, or = where `add` is 0: `a` in registers, `b` by rows that are the depth.
+DEVICE void product_256_held(float (&d)[128], const uint32* a, uint64 b, int add) {
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %66, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n128k16." WGMMA_TYPES " {"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " {"
         "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
         "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
         "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
-        "}, %64, %65, add, 1, 1, 0, 1;\n}"
-        : IN_OUT_64(d, 0)
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1;\n}"
+        : IN_OUT_64(d, 0), IN_OUT_64(d, 64)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+}
+
+/// d (64 x 256) += a b, or = where `add` is 0: `a` by rows along the depth, `b` by rows that are the depth.
+DEVICE void product_256(float (&d)[128], uint64 a, uint64 b, int add) {
+    asm volatile(
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
+        "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " {"
+        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
+        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
+        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
+        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
+        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
+        "}, %128, %129, add, 1, 1, 0, 1;\n}"
+        : IN_OUT_64(d, 0), IN_OUT_64(d, 64)
         : "l"(a), "l"(b), "r"(add));
 }
 

@@ -5,9 +5,10 @@ use std::fmt;
 use crate::error::{Error, Result};
 
 /// Whether a stream runs or records what is enqueued.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CaptureState {
     /// Work runs.
+    #[default]
     Idle,
     /// Work is recorded.
     Capturing,

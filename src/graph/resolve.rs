@@ -242,7 +242,7 @@ impl fmt::Display for Reason {
             Self::NoPiecewiseCapture { change } => {
                 write!(f, "{change}: the engine cannot capture the pieces around the attention")
             }
-            Self::Kept { mode, support } => write!(f, "{mode} is kept: the least support is {support}"),
+            Self::Kept { mode, support } => write!(f, "{mode} is kept: the least support, {support}, allows it"),
         }
     }
 }

@@ -114,6 +114,10 @@ impl fmt::Display for SizeReason {
             Self::SizesDropped { dropped, max_num_tokens } => {
                 write!(f, "sizes {dropped:?} are dropped: given twice, or above the {max_num_tokens} tokens of a batch")
             }
+            Self::WidestDecodeLost { from_seqs: 1, to_seqs } => write!(
+                f,
+                "no size holds a decode batch: none, of 1 to {to_seqs} sequences, has a full graph, whatever the mode allows"
+            ),
             Self::WidestDecodeLost { from_seqs, to_seqs } => {
                 write!(f, "decode batches of {from_seqs} to {to_seqs} sequences have no full decode graph")
             }
@@ -317,6 +321,10 @@ mod tests {
         let lost = SizeReason::WidestDecodeLost { from_seqs: 5, to_seqs: 8 };
         assert_eq!(because(SizeRequest { sizes: Some(&[1, 4]), ..request }), vec![lost.clone()]);
         assert_eq!(lost.to_string(), "decode batches of 5 to 8 sequences have no full decode graph");
+        // A query of three tokens fits none of these sizes.
+        let none = because(SizeRequest { sizes: Some(&[1, 2]), query_len: 3, ..request });
+        assert_eq!(none, [SizeReason::WidestDecodeLost { from_seqs: 1, to_seqs: 8 }]);
+        assert!(none[0].to_string().starts_with("no size holds a decode batch"), "{}", none[0]);
         // Without full decode graphs there are none to lose.
         assert_eq!(because(SizeRequest { mode: GraphMode::Piecewise, sizes: Some(&[1, 4]), ..request }), []);
     }

@@ -1,9 +1,9 @@
-//! What a vendor's run-time compiler offers.
+//! What a vendor's compiler offers.
 
 use super::source::Source;
 use crate::error::Result;
 
-/// A run-time compiler: NVRTC or hipRTC. It needs no GPU.
+/// A compiler: NVRTC, hipRTC or, ahead of time, a clang program. It needs no GPU.
 pub trait Compiler: Send + Sync {
     /// Name and version, which are part of the disk cache's key: `nvrtc 13.0`.
     fn version(&self) -> &str;

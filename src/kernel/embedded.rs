@@ -19,8 +19,6 @@ use crate::error::{Error, Result};
 
 const MAGIC: &[u8; 8] = b"LWKERNEL";
 
-// AMD's archives are not carried yet: its kernels are compiled by hipRTC and cached.
-#[cfg(feature = "cuda")]
 macro_rules! prebuilt {
     ($arch:literal) => {
         ($arch, include_bytes!(concat!("../../kernels/prebuilt/", $arch, ".kernels")))
@@ -41,6 +39,16 @@ const ARCHIVES: &[(&str, &[u8])] = &[
     prebuilt!("sm_100a"),
     #[cfg(feature = "cuda")]
     prebuilt!("sm_120a"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx90a"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx942"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx950"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx1100"),
+    #[cfg(feature = "rocm")]
+    prebuilt!("gfx1201"),
 ];
 
 /// What an archive holds.

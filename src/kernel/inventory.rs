@@ -86,7 +86,10 @@ struct KernelBackend {
     dialect: &'static Dialect,
     /// Beginning of its architectures' names.
     arch_prefix: &'static str,
+    /// The run-time compiler.
     compiler: fn() -> Result<&'static dyn Compiler>,
+    /// What makes archives for an architecture.
+    ahead: fn(&str) -> Result<&'static dyn Compiler>,
 }
 
 const BACKENDS: &[KernelBackend] = &[
@@ -95,12 +98,14 @@ const BACKENDS: &[KernelBackend] = &[
         dialect: &source::CUDA,
         arch_prefix: "sm_",
         compiler: || crate::backend::cuda::nvrtc().map(|nvrtc| nvrtc as &dyn Compiler),
+        ahead: |_| crate::backend::cuda::nvrtc().map(|nvrtc| nvrtc as &dyn Compiler),
     },
     #[cfg(feature = "rocm")]
     KernelBackend {
         dialect: &source::ROCM,
         arch_prefix: "gfx",
         compiler: || crate::backend::rocm::hiprtc().map(|hiprtc| hiprtc as &dyn Compiler),
+        ahead: crate::backend::rocm::ahead,
     },
 ];
 
@@ -115,9 +120,9 @@ fn require_backend(arch: &str) -> Result<&'static KernelBackend> {
     })
 }
 
-/// Compiles `variants` for `arch` (`sm_90a`) with that vendor's run-time compiler and writes the archive
-/// `<folder>/<arch>.kernels`, which a later build of this crate carries. Needs no GPU. `done` is told of each kernel as it is
-/// made, from any thread.
+/// Compiles `variants` for `arch` (`sm_90a`, `gfx942`) and writes the archive `<folder>/<arch>.kernels`, which a later build of
+/// this crate carries. Needs no GPU: the compiler is NVRTC; for AMD it is hipRTC or, where that is not found or does not know
+/// the architecture, a clang program with lld. `done` is told of each kernel as it is made, from any thread.
 ///
 /// # Errors
 /// [`Error::Argument`] for an architecture of no backend in this build, [`Error::Unavailable`] without the compiler,
@@ -129,11 +134,19 @@ pub fn precompile(
     done: impl Fn(&Variant, &Compiled) + Sync,
 ) -> Result<PathBuf> {
     let backend = require_backend(arch)?;
-    let archive = embedded::build(backend.dialect, (backend.compiler)()?, arch, variants, done)?;
+    let archive = embedded::build(backend.dialect, (backend.ahead)(arch)?, arch, variants, done)?;
     let path = folder.join(format!("{arch}.kernels"));
     let written = std::fs::create_dir_all(folder).and_then(|()| std::fs::write(&path, archive));
     written.map_err(|source| Error::Io { path: path.clone(), source })?;
     Ok(path)
+}
+
+/// What that vendor's compiler is given for one kernel.
+///
+/// # Errors
+/// [`Error::Argument`] for an architecture of no backend in this build.
+pub fn source_of(arch: &str, variant: &Variant) -> Result<Source> {
+    Ok(Source::new(require_backend(arch)?.dialect, variant, wave_of(arch)))
 }
 
 /// Compiles one kernel for `arch` with that vendor's run-time compiler. Needs no GPU.
@@ -141,6 +154,5 @@ pub fn precompile(
 /// # Errors
 /// As [`precompile`].
 pub fn compile(arch: &str, variant: &Variant) -> Result<Compiled> {
-    let backend = require_backend(arch)?;
-    (backend.compiler)()?.compile(&Source::new(backend.dialect, variant, wave_of(arch)), arch)
+    (require_backend(arch)?.compiler)()?.compile(&source_of(arch, variant)?, arch)
 }

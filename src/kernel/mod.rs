@@ -16,6 +16,8 @@ mod inventory;
 mod load;
 pub mod params;
 pub mod select;
+mod select_cdna;
+mod select_few;
 mod select_sm90;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub mod source;
@@ -23,7 +25,7 @@ pub mod source;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use compile::{Compiled, Compiler, Resources};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
-pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile};
+pub use inventory::{ArchiveStatus, CompilerStatus, Inventory, compile, inventory, precompile, source_of};
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 pub use load::Origin;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
@@ -117,6 +119,12 @@ impl Variant {
             threads: 0,
             form: 0,
         }
+    }
+
+    /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn takes_maps(&self) -> bool {
+        self.entry == Entry::DecodeSplit && matches!(self.form, select_sm90::ROWS_FORM | select_sm90::KEYS_FORM)
     }
 }
 

@@ -16,6 +16,9 @@ pub enum ScheduleKind {
     Even = 1,
     /// Splits of `split_tokens` tokens each, whatever the batch: rows do not depend on their neighbours.
     Chunked = 2,
+    /// Few sequences, cut into at most `num_parts` pieces of about equal length that every block finds by itself from the
+    /// lengths: needs no table.
+    Own = 3,
 }
 
 /// Parameters of `mla_plan`, `mla_decode_split` and `mla_decode_reduce`.
@@ -100,9 +103,9 @@ pub struct DecodeParams {
     pub num_kv_splits: i32,
     /// Tokens per split of a chunked schedule.
     pub split_tokens: i32,
-    /// Parts of a balanced schedule.
+    /// Parts of a balanced schedule, most pieces of one of kind [`ScheduleKind::Own`].
     pub num_parts: i32,
-    /// Tokens per tile: the unit of a balanced schedule.
+    /// Unit of these two schedules in tokens.
     pub tile_tokens: i32,
     /// Softmax scale, positive or negative, finite.
     pub sm_scale: f32,
@@ -112,6 +115,10 @@ pub struct DecodeParams {
     pub kv_scale: f32,
     /// What starting a sequence costs, in tiles: the plan kernel's `c0`.
     pub fixed_cost: i32,
+    /// Groups per sequence.
+    pub num_groups: i32,
+    /// Zero.
+    pub reserved: i32,
 }
 
 /// Layout of the bytes of a cache row.
@@ -288,7 +295,7 @@ pub struct ProbeParams {
 }
 
 const _: () = {
-    assert!(size_of::<DecodeParams>() == 264);
+    assert!(size_of::<DecodeParams>() == 272);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);

@@ -4,7 +4,7 @@
 //! memory fits the device is taken, with as many pipeline stages as fit; a device with less shared memory ends at a smaller
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
-use super::{Entry, Variant, select_sm90};
+use super::{Entry, Variant, select_cdna, select_few, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
 use crate::tensor::DType;
@@ -95,9 +95,11 @@ fn layout_of(arch: &str) -> Layout {
 /// Dynamic shared memory of a stage-1 kernel in bytes: `SHARED_BYTES` of `kernels/mla_decode_split.cu`, `TURN_BYTES` of
 /// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
-    let turns = variant.form == TURNS_FORM;
-    if variant.form > 0 && !turns {
-        return select_sm90::shared_bytes(variant);
+    match variant.form {
+        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
+        select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
+        select_few::FORM => return select_few::shared_bytes(variant, layout_of(arch).score_pad),
+        _ => {}
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
     let Variant { block_rows, tile_tokens, stages, .. } = *variant;
@@ -112,7 +114,7 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     let queries = if queries_staged { block_rows * row_stride * 2 } else { 0 };
     let tiles = if quantised { 2 } else { stages } * tile_tokens * row_stride * 2;
     let raw = if quantised { stages * tile_tokens * width } else { 0 };
-    let (scores, weights, slots) = if turns {
+    let (scores, weights, slots) = if variant.form == TURNS_FORM {
         (variant.threads / wave / 2 * block_rows * tile_tokens * 4, block_rows * score_stride * 2, 32)
     } else {
         (depth * block_rows * score_stride * 4, 2 * block_rows * score_stride * 2, 16)
@@ -129,7 +131,7 @@ fn forms_of(arch: &str) -> &'static [Form] {
 }
 
 /// Shared memory of one block that an architecture is known to have, in bytes.
-fn shared_limit(arch: &str) -> usize {
+pub fn shared_limit(arch: &str) -> usize {
     match arch.split(':').next().unwrap_or(arch) {
         "gfx950" => 160 << 10,
         arch if arch.starts_with("gfx") => 64 << 10,
@@ -212,7 +214,15 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let base = split_base(shape.q_dtype, shape.kv_dtype, dims);
     let fitting = forms_of(arch).iter().filter(|form| form.block_rows <= wanted);
     let limit = device.shared_bytes_per_block;
-    let tuned = select_sm90::split(shape, rows, base, arch).filter(|v| split_shared_bytes(v, arch) as usize <= limit);
+    let units = device.num_compute_units;
+    let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
+    let own =
+        |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
+    let few = select_few::split(shape, rows, base, arch).filter(own);
+    let tuned = few
+        .or_else(|| select_sm90::split(shape, rows, base, arch))
+        .or_else(|| select_cdna::split(shape, rows, base, arch));
+    let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
     let split = tuned.or_else(|| fitting.filter_map(|form| fit(form, base, arch, limit)).next());
     let split = split.ok_or_else(|| {
         let needed = forms_of(arch).iter().map(|form| {
@@ -224,9 +234,8 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         unsupported(format!("{limit} bytes of shared memory per block: {needed} are needed"))
     })?;
 
-    let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
     let row_blocks = rows.div_ceil(split.block_rows as usize);
-    let splits = device.num_compute_units / (virtual_seqs * row_blocks).max(1) + 1;
+    let splits = units / (virtual_seqs * row_blocks).max(1) + 1;
     let splits = splits.min(shape.max_seq_len.div_ceil(split.tile_tokens as usize));
     let reduce = reduce(shape.q_dtype, rows, virtual_seqs, splits, shape.kv_lora_rank);
     Ok(DecodeKernels {
@@ -236,6 +245,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
+        own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,
         reduce_rows: reduce.block_rows,
         reduce_columns: reduce.tile_tokens,
@@ -251,7 +261,9 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     let mut variants: Vec<Variant> = forms_of(arch).iter().filter_map(fitting).collect();
     // Of two forms for the same rows the first is taken.
     variants.dedup_by_key(|variant| variant.block_rows);
+    variants.extend(select_few::variants(arch, base));
     variants.extend(select_sm90::variants(arch, base));
+    variants.extend(select_cdna::chosen_variants(arch, base));
     variants
 }
 
@@ -335,6 +347,7 @@ mod tests {
             batch: 64,
             max_seq_len: 4096,
             portable: false,
+            free_splits: false,
         }
     }
 
@@ -363,6 +376,21 @@ mod tests {
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
         assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
         assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
+    }
+
+    #[test]
+    fn many_rows_take_turns_where_the_cache_has_16_bits_and_the_memory_is_there() {
+        let form = |heads, kv_dtype, arch, shared| {
+            let split = decode_kernels(&shape(heads, 1, kv_dtype), &device(arch, shared)).unwrap().split;
+            (split.form, split.block_rows)
+        };
+        assert_eq!(form(128, DType::BF16, "sm_100a", 232_448), (TURNS_FORM, 64));
+        assert_eq!(form(128, DType::Fp8E4m3, "sm_100a", 232_448), (0, 64));
+        assert_eq!(form(32, DType::BF16, "sm_100a", 232_448), (0, 32));
+        assert_eq!(form(128, DType::BF16, "sm_80", 166_912), (0, 32));
+        let portable = DecodeShape { portable: true, ..shape(128, 1, DType::BF16) };
+        let split = decode_kernels(&portable, &device("sm_90a", 232_448)).unwrap().split;
+        assert_eq!((split.form, split.block_rows), (TURNS_FORM, 64));
     }
 
     #[test]

@@ -1,19 +1,22 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, in the same run as the portable form that would
-//! serve the problem where nothing else is said. Tokens are sequences times the longest that is captured, which says nothing of
-//! their lengths later: a form is chosen where it wins by lengths below the longest too.
+//! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, beside the portable form that would serve the
+//! problem: in the same run where nothing else is said, but for the rows form, which was measured anew since. Tokens are sequences
+//! times the longest that is captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below
+//! the longest too.
 //!
 //! | rows of a group | sequences, tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
-//! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 24.8 (29.8), B8 S1024 H128 40.5 (42.9), B4 S4096 H128 34.4 (45.5), B16 S4096 H128 61.2 (103.4), B64 S4096 H64 123 (190), B16 S16384 H64 112 (181), B1 S131072 H128 87.8 (174) |
+//! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
 //! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 89 to 91 (110), B4 S131072 H32 154 (208) |
 //! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 147 to 150 (155), B64 S4096 84 to 85 (87), B64 S16384 284 (300), B16 S4096 31.9 (34.3), B4 S16384 30.9 (33.3) |
 //! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 98 (203 in another run), B64 S4096 H16 62 (111), B128 S4096 H128 390 (728) |
 //! | the others | | portable | B1 S65536 H16 keys of 16 rows 29.8 (35.7), but a single sequence may also be short, which is not measured |
 //!
-//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (B1 S1024 H128 18.2
-//! beside 14.7) and wins twofold when it is long.
+//! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
+//!
+//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (before it was
+//! written anew: B1 S1024 H128 18.2 beside 14.7) and wins twofold when it is long.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
@@ -29,8 +32,8 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// Tiles in flight of the rows form.
 const STAGES: u32 = 3;
-/// Units of a query row that the rows form holds in registers.
-const HELD_UNITS: u32 = 4;
+/// Units of a query row that the rows form has in shared memory; the others are in registers.
+const STAGED_UNITS: u32 = 6;
 
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
@@ -59,7 +62,7 @@ fn serves(base: &Variant) -> bool {
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 512, form: ROWS_FORM, ..base }
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
 }
 
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
@@ -84,9 +87,9 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows: rows, stages, .. } = *variant;
     if variant.form == ROWS_FORM {
         let halves = 2 * stages - 1;
-        let ring = (halves * 4 + stages) * UNIT_BYTES + (halves * 5 + 2 * stages) * 8;
-        let note = 32;
-        return ring + (9 - HELD_UNITS) * UNIT_BYTES + stages * (2 * rows * 4 + note) + stages * 8;
+        let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
+        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
@@ -114,6 +117,7 @@ mod tests {
             batch: 16,
             max_seq_len: 4096,
             portable: false,
+            free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));

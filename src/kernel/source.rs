@@ -8,7 +8,7 @@ use std::borrow::Cow;
 
 use sha2::{Digest, Sha256};
 
-use super::{Entry, Variant, select, select_sm90};
+use super::{Entry, Variant, select, select_cdna, select_few, select_sm90};
 use crate::tensor::DType;
 
 /// A file of source text, carried in the library.
@@ -69,23 +69,40 @@ pub const ROCM: Dialect = Dialect {
     backend: "rocm",
     vendor: SourceFile { name: "hip/device/vendor.h", text: hip_sys::VENDOR_H },
     mma: SourceFile { name: "hip/device/mma.h", text: hip_sys::MMA_H },
-    // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
-    options: &["-std=c++17", "-O3", "-mcode-object-version=5", "-mllvm", "-pragma-unroll-threshold=1000000"],
+    options: &[
+        "-std=c++17",
+        "-O3",
+        // Runs on HIP 5.7 and later; older compilers make what their own runtime takes, whatever the option says.
+        "-mcode-object-version=5",
+        // Nested loops over registers must be unrolled whole, and a call in a main loop would save and move registers.
+        "-mllvm",
+        "-pragma-unroll-threshold=1000000",
+        "-mllvm",
+        "-amdgpu-early-inline-all=true",
+        "-mllvm",
+        "-amdgpu-function-calls=false",
+    ],
 };
 
 const PARAMS: SourceFile = embed!("kernels/params.h");
 const TILE: SourceFile = embed!("kernels/tile.h");
 const PLAN: SourceFile = embed!("kernels/mla_plan.cu");
+const PART: SourceFile = embed!("kernels/mla_part.h");
 const STREAM: SourceFile = embed!("kernels/mla_stream.h");
 const SOFTMAX: SourceFile = embed!("kernels/mla_softmax.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_SPLIT_TURNS: SourceFile = embed!("kernels/mla_decode_split_turns.cu");
+const FEW: SourceFile = embed!("kernels/mla_few.h");
+const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
+const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
+const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
+const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
@@ -99,10 +116,13 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
-            select::TURNS_FORM => &[STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
-            _ => &[STREAM, SOFTMAX, DECODE_SPLIT],
+            select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
+            select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
+            select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
+            select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
+            _ => &[PART, STREAM, SOFTMAX, DECODE_SPLIT],
         },
-        Entry::DecodeReduce => &[DECODE_REDUCE],
+        Entry::DecodeReduce => &[FEW, DECODE_REDUCE],
         Entry::CacheWrite | Entry::CacheGather => &[CACHE],
         Entry::MergeStates | Entry::DcpCombine => &[MERGE],
         Entry::ProbeMatmul if variant.form == 1 => &[SM90_PROBE],

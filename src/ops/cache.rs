@@ -77,6 +77,8 @@ impl<B: Backend> KvCache<B> {
     pub fn ds_mla(cache: &Tensor<B>) -> Result<Self> {
         check::dtype("kv_cache", cache, &[DType::U8])?;
         check::dense_rows("kv_cache", cache)?;
+        // Their rope values are of 16 bits.
+        check::aligned("kv_cache", cache, 2)?;
         match cache.shape() {
             [_, (1..), width] if *width == DS_MLA.2 => {
                 Ok(Self { latent: cache.clone(), rope: None, layout: CacheLayout::Fp8DsMla })
@@ -174,7 +176,8 @@ pub struct CacheWrite<'a, B: Backend> {
     pub kv_c: &'a Tensor<B>,
     /// New rope rows, `[>= num_tokens, qk_rope_head_dim]`, of the same type; `None` for a model without rope.
     pub k_pe: Option<&'a Tensor<B>>,
-    /// Slot of each row, i64 `[num_tokens]`: `page * page_size + entry`; a negative slot is skipped (padding).
+    /// Slot of each row, i64 `[num_tokens]`: `page * page_size + entry`; a negative slot is skipped
+    /// (padding), and so is one past the cache.
     pub slot_mapping: &'a Tensor<B>,
     /// Scale of an fp8 cache: the byte is the value over the scale, rounded to nearest even, saturating. 1 for others.
     pub kv_scale: f32,

@@ -60,12 +60,22 @@ pub(super) fn contiguous<B: Backend>(arg: &'static str, tensor: &Tensor<B>) -> R
     }
 }
 
-/// Checks that an output shares no memory with any of the other tensors.
+/// Checks that an output shares no memory with any of the other tensors, nor one of its elements with another.
 pub(super) fn disjoint<B: Backend>(
     arg: &'static str,
     out: &Tensor<B>,
     others: &[(&'static str, &Tensor<B>)],
 ) -> Result<()> {
+    // From the smallest stride up, each must step over all that the smaller ones reach. Nothing is allocated here.
+    let dims = || out.strides().iter().copied().zip(out.shape().iter().copied()).filter(|&(_, extent)| extent > 1);
+    for (stride, _) in dims() {
+        let below = dims().filter(|&(other, _)| other < stride).map(|(other, extent)| other.saturating_mul(extent - 1));
+        let reach = below.fold(1_usize, usize::saturating_add);
+        let twins = dims().filter(|&(other, _)| other == stride).count();
+        if stride < reach || twins > 1 {
+            return Err(Error::argument(arg, format!("strides {:?}: elements lie upon each other", out.strides())));
+        }
+    }
     let span = |tensor: &Tensor<B>| -> Range<u64> { tensor.addr()..tensor.addr() + tensor.span_bytes() as u64 };
     let out = span(out);
     for (name, other) in others {
@@ -82,12 +92,14 @@ pub(super) fn int(arg: &'static str, value: usize) -> Result<i32> {
     i32::try_from(value).map_err(|_| Error::argument(arg, format!("{value} is past {}", i32::MAX)))
 }
 
-/// A scale of cached values: finite, positive, and 1 where the cache is not quantised.
+/// A scale of cached values: positive, within float32's normal range (its reciprocal is finite, too), and 1 where the cache is not
+/// quantised.
 ///
 /// vLLM-like code that applies a scale to a 16-bit cache makes every score wrong by that factor (sglang issue 18396).
 pub(crate) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
-    if !(scale.is_finite() && scale > 0.0) {
-        return Err(Error::argument("kv_scale", format!("{scale}: a positive finite number is needed")));
+    if !(scale.is_normal() && scale > 0.0) {
+        let problem = format!("{scale:e}: a positive number from {:e} to {:e} is needed", f32::MIN_POSITIVE, f32::MAX);
+        return Err(Error::argument("kv_scale", problem));
     }
     if scale != 1.0 && !kv_dtype.is_fp8() {
         return Err(Error::argument(
@@ -185,9 +197,14 @@ mod tests {
     fn a_scale_needs_a_quantised_cache() {
         assert!(kv_scale(0.5, DType::Fp8E4m3).is_ok());
         assert!(kv_scale(1.0, DType::BF16).is_ok());
-        for (scale, dtype) in
-            [(0.5, DType::BF16), (f32::NAN, DType::Fp8E4m3), (0.0, DType::Fp8E4m3), (-1.0, DType::Fp8E4m3)]
-        {
+        for (scale, dtype) in [
+            (0.5, DType::BF16),
+            (f32::NAN, DType::Fp8E4m3),
+            (0.0, DType::Fp8E4m3),
+            (-1.0, DType::Fp8E4m3),
+            (1e-40, DType::Fp8E4m3),
+            (f32::INFINITY, DType::Fp8E4m3),
+        ] {
             assert!(matches!(kv_scale(scale, dtype), Err(Error::Argument { arg: "kv_scale", .. })));
         }
     }

@@ -1,7 +1,6 @@
 //! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
 
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 use super::cache::KvCache;
 use super::check;
@@ -13,7 +12,7 @@ use crate::kernel::{Launch, Params};
 use crate::observe::span;
 use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
 use crate::stream::Stream;
-use crate::tensor::{DType, Tensor};
+use crate::tensor::{DType, Owner, Tensor};
 use crate::workspace::Workspace;
 
 /// Element types of queries and outputs.
@@ -57,7 +56,8 @@ pub struct DecodeArgs<'a, B: Backend> {
     /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything.
     pub block_table: &'a Tensor<B>,
     /// Cached tokens per sequence, this step's own included, i32 `[batch]`. 0 is an empty (padding) sequence. On a GPU the host cannot
-    /// see them: lengths are cut to what a row of the table addresses, page ids outside the cache are not followed.
+    /// see them: lengths are cut to what a row of the table addresses (under [`SplitPolicy::Invariant`] also to the plan's longest), page ids
+    /// outside the cache are not followed.
     pub seq_lens: &'a Tensor<B>,
     /// Attention output in latent space, `[rows, num_heads, kv_lora_rank]` or `[batch, query_len, ..]`, of the queries' type. 0 for
     /// rows that see no token.
@@ -119,11 +119,21 @@ impl<B: Backend> MlaDecode<B> {
         self.kv_dtype
     }
 
-    /// The kernels that serve a batch.
+    /// The kernels that serve a batch under [`SplitPolicy::Auto`].
     ///
     /// # Errors
     /// [`Error::Unsupported`].
     pub fn kernels(&self, batch: usize, query_len: usize, max_seq_len: usize) -> Result<DecodeKernels> {
+        self.kernels_for(batch, query_len, max_seq_len, true)
+    }
+
+    fn kernels_for(
+        &self,
+        batch: usize,
+        query_len: usize,
+        max_seq_len: usize,
+        free_splits: bool,
+    ) -> Result<DecodeKernels> {
         self.backend.decode_kernels(&DecodeShape {
             q_dtype: self.q_dtype,
             kv_dtype: self.kv_dtype,
@@ -135,27 +145,29 @@ impl<B: Backend> MlaDecode<B> {
             batch,
             max_seq_len,
             portable: self.portable,
+            free_splits,
         })
     }
 
-    /// Plans a step of `batch` sequences of `query_len` query tokens each, none longer than `max_seq_len`, and loads its
-    /// kernels (compiling them on first use). Uses host facts only.
-    ///
-    /// # Errors
-    /// [`Error::Argument`] for sizes that are zero (except `batch`) or overflow; [`Error::Unsupported`]; [`Error::Compile`].
-    pub fn plan(&self, batch: usize, query_len: usize, max_seq_len: usize, policy: SplitPolicy) -> Result<Plan<B>> {
+    /// What [`MlaDecode::plan`] decides, and for which kernels, without loading them.
+    pub(crate) fn host_plan(
+        &self,
+        batch: usize,
+        query_len: usize,
+        max_seq_len: usize,
+        policy: SplitPolicy,
+    ) -> Result<(DecodePlan, DecodeKernels)> {
         if query_len == 0 {
             return Err(Error::argument("query_len", "0: at least 1 token per sequence"));
         }
-        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
         check::int("batch", batch)?;
         check::int("query_len", query_len)?;
         check::int("max_seq_len", max_seq_len)?;
         let kernels = match policy {
             // One form for every batch and query length, and each token in a group of its own: rows are computed alike wherever
             // they stand.
-            SplitPolicy::Invariant(_) => DecodeKernels { query_group: 1, ..self.kernels(64, 1, 1 << 16)? },
-            _ => self.kernels(batch, query_len, max_seq_len)?,
+            SplitPolicy::Invariant(_) => DecodeKernels { query_group: 1, ..self.kernels_for(64, 1, 1 << 16, false)? },
+            _ => self.kernels_for(batch, query_len, max_seq_len, policy == SplitPolicy::Auto)?,
         };
         let shape = PlanShape {
             batch,
@@ -164,7 +176,17 @@ impl<B: Backend> MlaDecode<B> {
             kv_lora_rank: self.config.kv_lora_rank,
             max_seq_len,
         };
-        let decode = DecodePlan::new(shape, policy, &kernels, self.backend.device())?;
+        Ok((DecodePlan::new(shape, policy, &kernels, self.backend.device())?, kernels))
+    }
+
+    /// Plans a step of `batch` sequences of `query_len` query tokens each, none longer than `max_seq_len`, and loads its
+    /// kernels (compiling them on first use). Uses host facts only.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] for sizes that are zero (except `batch`) or overflow; [`Error::Unsupported`]; [`Error::Compile`].
+    pub fn plan(&self, batch: usize, query_len: usize, max_seq_len: usize, policy: SplitPolicy) -> Result<Plan<B>> {
+        let _span = span!(DEBUG, "plan", batch, query_len, max_seq_len);
+        let (decode, kernels) = self.host_plan(batch, query_len, max_seq_len, policy)?;
         Ok(Plan {
             decode,
             kernels,
@@ -192,21 +214,29 @@ impl<B: Backend> MlaDecode<B> {
         table_width: usize,
         causal: bool,
     ) -> Result<Scheduled<'a, B>> {
+        let views = workspace.views(0, &plan.decode.workspace_views())?;
+        let owner = workspace.buffer(0).map(|buffer| buffer.clone() as Owner);
+        let step = self.step(stream, plan, Scratch { views, owner }, seq_lens, table_width, causal)?;
+        step.cut(seq_lens)?;
+        Ok(step)
+    }
+
+    /// A step over scratch that may hold its schedule already, or will by [`Scheduled::cut`].
+    pub(crate) fn step<'a>(
+        &'a self,
+        stream: &'a Stream<B>,
+        plan: &'a Plan<B>,
+        scratch: Scratch,
+        seq_lens: &Tensor<B>,
+        table_width: usize,
+        causal: bool,
+    ) -> Result<Scheduled<'a, B>> {
         self.check_seq_lens(plan, seq_lens)?;
         let table_width = check::int("block_table", table_width)?;
         let base =
-            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, workspace, causal)? };
-        let buffer = workspace.buffer(0).cloned();
-        if plan.decode.schedule == ScheduleKind::Balanced && plan.decode.shape.batch > 0 {
-            let threads = plan.kernels.plan.threads;
-            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
-            stream.retain(&[Some(seq_lens)]);
-            buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
-            // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
-            unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(base))? };
-        }
-        let recording = stream.recording_id();
-        Ok(Scheduled { decode: self, stream, plan, base, buffer, causal, recording, _workspace: PhantomData })
+            DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, scratch.views, causal)? };
+        let (owner, recording) = (scratch.owner, stream.recording_id());
+        Ok(Scheduled { decode: self, stream, plan, base, owner, causal, recording, _workspace: PhantomData })
     }
 
     /// [`schedule`](MlaDecode::schedule) and [`attend`](Scheduled::attend) in one, for a single layer.
@@ -225,9 +255,14 @@ impl<B: Backend> MlaDecode<B> {
     }
 
     /// The fields that plan, configuration and workspace give.
-    fn base_params(&self, plan: &Plan<B>, workspace: &mut Workspace<B>, causal: bool) -> Result<DecodeParams> {
-        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, .. } = plan.decode;
-        let [table, partial_out, partial_lse] = workspace.views(0, &plan.decode.workspace_views())?;
+    fn base_params(
+        &self,
+        plan: &Plan<B>,
+        [table, partial_out, partial_lse]: [u64; 3],
+        causal: bool,
+    ) -> Result<DecodeParams> {
+        let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
+            plan.decode;
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
             partial_out,
@@ -250,6 +285,7 @@ impl<B: Backend> MlaDecode<B> {
             softcap: self.config.softcap,
             kv_scale: 1.0,
             fixed_cost: FIXED_COST,
+            num_groups: check::int("query_len", num_groups)?,
             ..bytemuck::Zeroable::zeroed()
         })
     }
@@ -264,7 +300,7 @@ impl<B: Backend> MlaDecode<B> {
     }
 
     /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
-    fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
+    pub(crate) fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
         let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
         let (rank, width) = (self.config.kv_lora_rank, self.config.head_dim());
         self.check_seq_lens(plan, args.seq_lens)?;
@@ -325,21 +361,41 @@ pub struct Scheduled<'a, B: Backend> {
     stream: &'a Stream<B>,
     plan: &'a Plan<B>,
     base: DecodeParams,
-    buffer: Option<Arc<B::Buffer>>,
+    owner: Option<Owner>,
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
 
+/// Where a step's scratch lies: addresses of [`DecodePlan::workspace_views`], and who owns them, if that is known.
+pub(crate) struct Scratch {
+    pub(crate) views: [u64; 3],
+    pub(crate) owner: Option<Owner>,
+}
+
 impl<B: Backend> Scheduled<'_, B> {
+    /// Enqueues the plan kernel, where the schedule is one that needs it.
+    pub(crate) fn cut(&self, seq_lens: &Tensor<B>) -> Result<()> {
+        let Self { stream, plan, base, .. } = self;
+        if plan.decode.schedule != ScheduleKind::Balanced || plan.decode.shape.batch == 0 {
+            return Ok(());
+        }
+        let threads = plan.kernels.plan.threads;
+        let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
+        stream.retain(&[Some(seq_lens)]);
+        self.owner.iter().for_each(|owner| stream.retain_owner(owner));
+        // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
+        unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(*base)) }
+    }
+
     /// Enqueues stage 1 and stage 2 of one layer, over the lengths and with the causality that were scheduled.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];
     /// [`Error::PageOutOfRange`] and [`Error::SeqLenOutOfRange`] on the host backend, which sees the tables; [`Error::Driver`].
     pub fn attend(&mut self, args: DecodeArgs<'_, B>) -> Result<()> {
-        let Self { decode, stream, plan, ref base, ref buffer, .. } = *self;
+        let Self { decode, stream, plan, ref base, ref owner, .. } = *self;
         let table_width = check::int("block_table", decode.check_args(plan, &args)?)?;
         self.check_scheduled(&args, table_width)?;
         let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
@@ -382,7 +438,7 @@ impl<B: Backend> Scheduled<'_, B> {
         let group_rows = plan.decode.group_rows();
         let split = &plan.kernels.split;
         let items = match schedule {
-            ScheduleKind::Balanced => num_parts,
+            ScheduleKind::Balanced | ScheduleKind::Own => num_parts,
             ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
         };
         let split_launch = Launch {
@@ -403,7 +459,7 @@ impl<B: Backend> Scheduled<'_, B> {
         let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];
         stream.retain(&tensors);
         stream.retain(&[Some(&*args.out), lse]);
-        buffer.iter().for_each(|buffer| stream.retain_buffer(buffer));
+        owner.iter().for_each(|owner| stream.retain_owner(owner));
         let params = Params::Decode(params);
         // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.

@@ -8,6 +8,8 @@ mod probe;
 
 pub use cache::{CacheWrite, KvCache, gather_cache, write_cache};
 pub use check::check_batch;
+#[cfg(feature = "capi")]
+pub(crate) use decode::Scratch;
 pub use decode::{DecodeArgs, MlaDecode, Plan, Scheduled};
 pub use merge::{DcpCombine, MergeStates, dcp_combine, merge_states};
 pub use probe::Probe;

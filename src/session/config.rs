@@ -7,6 +7,9 @@ use crate::ops::check;
 use crate::plan::SplitPolicy;
 use crate::tensor::DType;
 
+/// Most sequences that a session may be made for: it plans for every batch size up to its own.
+const MAX_NUM_SEQS: usize = 1 << 20;
+
 /// What a [`DecodeSession`](super::DecodeSession) is made for. [`SessionConfig::new`] gives the usual values; set the fields that differ.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SessionConfig {
@@ -67,7 +70,7 @@ impl SessionConfig {
 
     /// Query tokens per sequence of a decode step: `1 + num_spec_tokens`.
     pub fn query_len(&self) -> usize {
-        1 + self.num_spec_tokens
+        self.num_spec_tokens.saturating_add(1)
     }
 
     /// Pages that the longest sequence takes: the width of the block table.
@@ -97,14 +100,17 @@ impl SessionConfig {
                 return Err(Error::argument(arg, format!("{count}: 1 to {} are possible", i32::MAX)));
             }
         }
+        if self.max_num_seqs > MAX_NUM_SEQS {
+            return Err(Error::argument("max_num_seqs", format!("{}: at most {MAX_NUM_SEQS}", self.max_num_seqs)));
+        }
+        if self.num_spec_tokens >= 1 << 10 {
+            return Err(Error::argument("num_spec_tokens", format!("{}: at most 1023", self.num_spec_tokens)));
+        }
         if self.max_num_batched_tokens < self.max_decode_tokens() {
             let (tokens, most) = (self.max_num_batched_tokens, self.max_decode_tokens());
             let problem =
                 format!("{tokens}: at least max_num_seqs * (1 + num_spec_tokens) = {most}, one full decode step");
             return Err(Error::argument("max_num_batched_tokens", problem));
-        }
-        if self.num_spec_tokens >= 1 << 10 {
-            return Err(Error::argument("num_spec_tokens", format!("{}: at most 1023", self.num_spec_tokens)));
         }
         check::kv_scale(self.kv_scale, self.kv_dtype)
     }

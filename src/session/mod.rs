@@ -292,7 +292,7 @@ impl<B: GraphBackend> DecodeSession<B> {
             }
             if !warm {
                 self.inputs.update(&self.stream, &[], query_len, |_| &[])?;
-                self.enqueue(num_seqs, query_len, key.num_tokens, &mut enqueue)?;
+                self.enqueue(num_seqs, query_len, key.num_tokens, Served::eager(key.num_tokens), &mut enqueue)?;
                 self.stream.synchronize()?;
                 warm = true;
             }
@@ -321,7 +321,8 @@ impl<B: GraphBackend> DecodeSession<B> {
     ) -> Result<Graph<B>> {
         let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
-        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?;
+        let served = Served { mode: RuntimeMode::Full, num_tokens };
+        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?;
         stream.capture(|| enqueue(&mut step))
     }
 
@@ -357,7 +358,12 @@ impl<B: GraphBackend> DecodeSession<B> {
             // were borrowed.
             unsafe { self.stream.replay(graph)? };
         } else {
-            self.enqueue(num_seqs, query_len, num_tokens, &mut enqueue)?;
+            let served = match served.descriptor.mode {
+                // The attention of a full graph that is not there runs eagerly, and so does all else.
+                RuntimeMode::Full => Served::eager(num_tokens),
+                mode => Served { mode, num_tokens: served.descriptor.num_tokens },
+            };
+            self.enqueue(num_seqs, query_len, num_tokens, served, &mut enqueue)?;
         }
         Ok(StepReport {
             mode: served.descriptor.mode,
@@ -427,12 +433,13 @@ impl<B: GraphBackend> DecodeSession<B> {
         num_seqs: usize,
         query_len: usize,
         num_tokens: usize,
+        served: Served,
         enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
     ) -> Result<()> {
         let _span = span!(DEBUG, "enqueue", num_tokens);
         let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
-        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens)?)
+        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?)
     }
 }
 
@@ -443,6 +450,20 @@ impl<B: GraphBackend> Drop for DecodeSession<B> {
     }
 }
 
+/// The graphs that serve a step, as its closure sees them.
+#[derive(Clone, Copy)]
+struct Served {
+    mode: RuntimeMode,
+    num_tokens: usize,
+}
+
+impl Served {
+    fn eager(num_tokens: usize) -> Self {
+        Self { mode: RuntimeMode::None, num_tokens }
+    }
+}
+
+#[allow(clippy::too_many_arguments, reason = "the parts of a session, borrowed one by one")]
 fn make_step<'a, B: GraphBackend>(
     config: &SessionConfig,
     decode: &'a MlaDecode<B>,
@@ -451,6 +472,7 @@ fn make_step<'a, B: GraphBackend>(
     workspace: &'a mut Workspace<B>,
     stream: &'a Stream<B>,
     num_tokens: usize,
+    served: Served,
 ) -> Result<Step<'a, B>> {
     let (num_seqs, query_len) = (plan.decode.shape.batch, plan.decode.shape.query_len);
     Ok(Step {
@@ -463,6 +485,8 @@ fn make_step<'a, B: GraphBackend>(
         block_table: inputs.block_table(num_seqs)?,
         slot_mapping: inputs.slot_mapping(num_seqs * query_len)?,
         num_tokens,
+        mode: served.mode,
+        graph_tokens: served.num_tokens,
         kv_scale: config.kv_scale,
     })
 }
@@ -482,14 +506,20 @@ fn own_builder<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -
     })
 }
 
-/// The largest views that any legal step takes: every batch size and query length is asked, so that no term is missed.
+/// The largest views that any legal step takes.
+///
+/// They are asked of every batch size and query length: fewer sequences may be cut into more pieces. Of the batch sizes that share
+/// kernels one is planned, which loads them, so that no step compiles.
 fn worst_case<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<[usize; 3]> {
     let mut worst = [0; 3];
     for query_len in 1..=config.query_len() {
+        let mut loaded = None;
         for num_seqs in 1..=config.max_num_seqs {
-            // Planning loads the kernels too, so that no step compiles.
-            let views = decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?.decode.workspace_views();
-            worst.iter_mut().zip(views).for_each(|(most, view)| *most = view.max(*most));
+            let (plan, kernels) = decode.host_plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
+            worst.iter_mut().zip(plan.workspace_views()).for_each(|(most, view)| *most = view.max(*most));
+            if loaded.replace(kernels) != Some(kernels) {
+                decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
+            }
         }
     }
     Ok(worst)

@@ -2,6 +2,7 @@
 
 use crate::backend::Backend;
 use crate::error::{Error, Result};
+use crate::graph::RuntimeMode;
 use crate::ops::{CacheWrite, DecodeArgs, KvCache, MlaDecode, Plan, Scheduled, write_cache};
 use crate::stream::Stream;
 use crate::tensor::Tensor;
@@ -23,6 +24,8 @@ pub struct Step<'a, B: Backend> {
     pub(super) block_table: Tensor<B>,
     pub(super) slot_mapping: Tensor<B>,
     pub(super) num_tokens: usize,
+    pub(super) mode: RuntimeMode,
+    pub(super) graph_tokens: usize,
     pub(super) kv_scale: f32,
 }
 
@@ -30,6 +33,19 @@ impl<B: Backend> Step<'_, B> {
     /// Rows to enqueue work for: decode tokens, padding included, then the engine's own prefill tokens.
     pub fn num_tokens(&self) -> usize {
         self.num_tokens
+    }
+
+    /// What the engine's own work of this step is served by: [`RuntimeMode::Full`] while the step is captured, [`RuntimeMode::Piecewise`]
+    /// where the engine's piecewise graphs of [`graph_tokens`](Step::graph_tokens) rows are to be replayed around the attention, else
+    /// [`RuntimeMode::None`].
+    pub fn mode(&self) -> RuntimeMode {
+        self.mode
+    }
+
+    /// Rows of the graphs that serve this step, padding included: the captured size, at least [`num_tokens`](Step::num_tokens), which
+    /// it equals where there is no graph.
+    pub fn graph_tokens(&self) -> usize {
+        self.graph_tokens
     }
 
     /// Rows that [`decode`](Step::decode) takes: sequences times query length, padding included.
@@ -45,6 +61,11 @@ impl<B: Backend> Step<'_, B> {
     /// Query tokens per sequence.
     pub fn query_len(&self) -> usize {
         self.plan.decode.shape.query_len
+    }
+
+    /// The attention layers.
+    pub fn layer(&self) -> &MlaDecode<B> {
+        self.decode
     }
 
     /// The stream that everything must be enqueued on.

@@ -88,6 +88,26 @@ pub(crate) fn the_split_count_does_not_change_the_answer<B: Backend>(backend: &B
     }
 }
 
+/// A batch so small that its sequences are cut finer than others: pieces of one tile, of several, and with ends inside one.
+pub(crate) fn few_sequences_of_any_length<B: Backend>(backend: &B, dtype: DType) {
+    let batches: [&[i32]; 8] =
+        [&[1], &[16], &[17], &[9000], &[1000, 63], &[700, 0, 1, 129], &[64, 300, 65, 0, 33], &[100; 8]];
+    for (round, lens) in batches.into_iter().enumerate() {
+        let (page_size, seed) = ([16, 64, 24][round % 3], 40 + round as u64);
+        let shapes = [(16, 1), (16, 2), (5, 3), (40, 1)];
+        for (heads, query_len) in shapes.into_iter().take(if lens[0] > 1000 { 1 } else { 4 }) {
+            let mut problem = Problem::random(seed, layer(heads, page_size), (dtype, dtype), query_len, lens);
+            problem.poison_unused_slots();
+            // In turns planned for the lengths themselves, and for far longer ones.
+            problem.max_seq_len = if query_len == 1 { 0 } else { 100_000 };
+            problem.check(backend, &format!("{lens:?} of {heads} heads, {query_len} tokens"));
+        }
+    }
+    let mut wide = Problem::random(50, layer(128, 64), (dtype, dtype), 1, &[333]);
+    wide.poison_unused_slots();
+    wide.check(backend, "one sequence of 128 heads");
+}
+
 pub(crate) fn empty_sequences_are_zero_and_minus_infinity<B: Backend>(backend: &B, dtype: DType) {
     for lens in [&[0][..], &[0, 0, 0], &[17, 5, 9, 0], &[0, 300, 0]] {
         for policy in POLICIES {
@@ -207,6 +227,7 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         batch: batch as i32,
         query_len: 1,
         query_group: 1,
+        num_groups: 1,
         num_heads: heads as i32,
         kv_lora_rank: rank as i32,
         rope_dim: 64,

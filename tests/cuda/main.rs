@@ -2,6 +2,7 @@
 //! device seen. `tests/gpu` holds what both vendors are tested for.
 #![cfg(feature = "cuda")]
 
+mod compile;
 #[path = "../engine/mod.rs"]
 mod engine;
 #[path = "../gpu/graphs.rs"]

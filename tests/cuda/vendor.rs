@@ -57,7 +57,7 @@ impl Raw {
         }
     }
 
-    /// Makes a stream of its own wait for this one's work, which draws it into a capture. It is lost to the test.
+    /// Gives work to a stream of its own that waits for this one's, which draws it into a capture. It is lost to the test.
     fn fork(&self, stream: &CudaStream) -> i32 {
         let (mut event, mut other) = (0_u64, 0_u64);
         // SAFETY: the functions' published types; the stream is live.
@@ -66,10 +66,13 @@ impl Raw {
             let make = |name: &str, handle: &mut u64| self.library.get::<Make>(name).unwrap()(handle, 1);
             let record = self.library.get::<unsafe extern "C" fn(u64, u64) -> i32>("cuEventRecord").unwrap();
             let wait = self.library.get::<unsafe extern "C" fn(u64, u64, u32) -> i32>("cuStreamWaitEvent").unwrap();
+            type Work = unsafe extern "C" fn(u64, extern "C" fn(*mut c_void), *mut c_void) -> i32;
+            let work = self.library.get::<Work>("cuLaunchHostFunc").unwrap();
             make("cuEventCreate", &mut event)
                 | make("cuStreamCreate", &mut other)
                 | record(event, stream.handle())
                 | wait(other, event, 0)
+                | work(other, nothing, std::ptr::null_mut())
         }
     }
 
@@ -100,3 +103,6 @@ impl Raw {
         }
     }
 }
+
+/// Work for a stream that takes no memory.
+extern "C" fn nothing(_: *mut c_void) {}

@@ -26,12 +26,10 @@ fn engine(gpu: &Gpu, stream: Stream<Gpu>) -> Option<Engine<Gpu>> {
 
 /// Captures, calling `meddle` with the stream while it records.
 fn capture(engine: &mut Engine<Gpu>, mut meddle: impl FnMut(&Stream<Gpu>) -> latentwave::Result<()>) -> CaptureReport {
-    let Engine { session, layers, .. } = engine;
-    let layer = &mut layers[0];
-    let report = session.capture(|step| {
-        step.decode(&layer.q, &layer.cache, &mut layer.out, Some(&mut layer.lse))?;
-        // Not in the eager run that comes first.
-        if step.stream().capture_state() == CaptureState::Capturing { meddle(step.stream()) } else { Ok(()) }
+    let report = engine.capture_with(|stream| match stream.capture_state() {
+        CaptureState::Capturing => meddle(stream),
+        // The eager run that comes first.
+        _ => Ok(()),
     });
     report.expect("the session goes on")
 }
@@ -108,7 +106,7 @@ fn memory_that_runs_out_while_a_session_reserves_is_typed_and_harms_no_other() {
         let large =
             SessionConfig { max_num_batched_tokens: 4096, ..SessionConfig::new(one_size().mla, 64, 65_536, 64) };
         match DecodeSession::new(gpu, large.clone()).map(drop) {
-            Err(Error::OutOfMemory { backend, bytes, .. }) => assert!(backend == Gpu::NAME && bytes > 1 << 20),
+            Err(Error::OutOfMemory { backend, bytes, .. }) => assert!(backend == Gpu::NAME && bytes > 0),
             other => panic!("{other:?}"),
         }
         step(&mut engine, "while memory is full");

@@ -46,3 +46,18 @@ fn an_architecture_that_the_compiler_does_not_know_is_a_typed_error() {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn the_same_compiler_makes_the_same_archive() {
+    let folder = std::env::temp_dir().join(format!("latentwave-archives-{}", std::process::id()));
+    let make = |name: &str| -> latentwave::Result<Vec<u8>> {
+        let path = kernel::precompile(&folder.join(name), "gfx90a", &select::variants("gfx90a")[..1], |_, _| {})?;
+        Ok(std::fs::read(path).unwrap())
+    };
+    match make("one") {
+        Err(error @ Error::Unavailable { .. }) => not_run("hiprtc or clang", &error),
+        Err(other) => panic!("{other}"),
+        Ok(archive) => assert!(archive == make("two").unwrap(), "two runs differ"),
+    }
+    let _ = std::fs::remove_dir_all(&folder);
+}

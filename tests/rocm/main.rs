@@ -20,8 +20,9 @@ mod sessions;
 mod support;
 mod vendor;
 
-use latentwave::{Backend, Error, GraphBackend, Rocm};
-use support::on_each_device;
+use latentwave::{Backend, Error, GraphBackend, Rocm, Stream};
+use support::{Copy, on_each_device};
+use vendor::Raw;
 
 #[test]
 fn a_machine_without_a_runtime_or_device_gets_a_typed_error() {
@@ -79,6 +80,33 @@ fn devices_tell_their_facts() {
         assert_eq!(device.wave_size, if device.arch.starts_with("gfx9") { 64 } else { 32 }, "{}", device.arch);
         assert!(device.shared_bytes_per_block >= 64 << 10 && device.memory_bytes >= 1 << 30);
         assert!(rocm.driver_rules().iter().all(|rule| rule.backend == Rocm::NAME));
+    });
+}
+
+/// HIP 5.7 never lets go of such a stream, whatever is tried; the error says so, and the device is whole.
+#[test]
+fn a_stream_drawn_into_a_capture_and_not_joined_is_reported_and_another_stream_works() {
+    on_each_device(|rocm| {
+        let Some(copy) = Copy::new(rocm) else { return };
+        let driver = Raw::open();
+        let stuck = Stream::new(rocm).unwrap();
+        let broken = stuck.capture(|| {
+            copy.enqueue(rocm, stuck.raw(), false)?;
+            driver.fork(stuck.raw()).unwrap();
+            Ok(())
+        });
+        match broken.map(|_| ()) {
+            Err(Error::CaptureFailed { reason }) => assert!(reason.contains("Unjoined"), "{reason}"),
+            other => panic!("{other:?}"),
+        }
+        let stream = Stream::new(rocm).unwrap();
+        let data = copy.refresh(rocm, stream.raw(), 1);
+        let graph = stream.capture(|| copy.enqueue(rocm, stream.raw(), false)).unwrap();
+        // SAFETY: the buffers live on.
+        unsafe { stream.replay(&graph).unwrap() };
+        assert!(copy.result(rocm, stream.raw()) == data);
+        // It must not serve another test.
+        std::mem::forget(stuck);
     });
 }
 

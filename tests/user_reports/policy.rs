@@ -162,6 +162,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         query_group,
         blocks_per_unit: 2,
         split_shared_bytes: 0,
+        own_pieces: false,
         partial_dtype: DType::F32,
         reduce_rows: 8,
         reduce_columns: 64,

@@ -139,3 +139,24 @@ fn a_masked_matrix_instruction_is_reported() {
         assert_eq!(machine.execute(&words).is_err(), reported, "{exec:#x}");
     }
 }
+
+#[test]
+fn a_result_may_begin_inside_the_addend() {
+    // v_mfma_f32_16x16x16_bf16 v[D:D+3], v[8:9], v[10:11], v[20:23]
+    let result = |first: usize| {
+        let mut machine = Machine::new();
+        for register in 8..12 {
+            machine.wave.v[register] = std::array::from_fn(|lane| element("bf16", (lane * 5 + register) as u32).0);
+        }
+        for register in 20..24 {
+            machine.wave.v[register] = std::array::from_fn(|lane| ((lane * 4 + register) as f32).to_bits());
+        }
+        let words = [0xd3e1_0000 | first as u32, (256 + 20) << 18 | (256 + 10) << 9 | (256 + 8)];
+        machine.execute(&words).unwrap_or_else(|kind| panic!("{kind}"));
+        machine.wave.v[first..first + 4].to_vec()
+    };
+    let want = result(40);
+    for first in 17..24 {
+        assert_eq!(result(first), want, "D in v{first}");
+    }
+}

@@ -13,7 +13,7 @@ use super::driver::cu;
 use super::tensor_map::cache_maps;
 use crate::backend::gpu::Arena;
 use crate::error::Result;
-use crate::kernel::{Entry, Launch, Params, Variant};
+use crate::kernel::{Launch, Params, Variant};
 
 /// A loaded binary with one entry point.
 pub struct Module {
@@ -64,11 +64,6 @@ impl Drop for Module {
     }
 }
 
-/// Whether a kernel takes the cache by tensor maps: every tuned form of stage 1 does.
-fn takes_maps(variant: &Variant) -> bool {
-    variant.entry == Entry::DecodeSplit && variant.form > 0
-}
-
 /// Enqueues a kernel.
 ///
 /// # Safety
@@ -100,7 +95,7 @@ pub(super) unsafe fn launch(
         numAttrs: dependent.into(),
     };
     let maps = match params {
-        Params::Decode(params) if takes_maps(variant) => Some(cache_maps(device.driver, params, variant.kv_dtype)?),
+        Params::Decode(params) if variant.takes_maps() => Some(cache_maps(device.driver, params, variant.kv_dtype)?),
         _ => None,
     };
     let [latent, rope] =

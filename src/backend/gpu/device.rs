@@ -170,6 +170,15 @@ impl<V: Vendor> Backend for Gpu<V> {
         Ok(GpuStream(unsafe { Queue::borrow(&self.inner.arena, V::stream(raw)) }))
     }
 
+    unsafe fn visit_stream(&self, raw: u64) -> Result<GpuStream<V>> {
+        // SAFETY: the caller's promise.
+        Ok(GpuStream(unsafe { Queue::visit(&self.inner.arena, V::stream(raw)) }))
+    }
+
+    fn raw_stream(&self, stream: &GpuStream<V>) -> u64 {
+        stream.handle()
+    }
+
     unsafe fn upload(&self, stream: &GpuStream<V>, dst: u64, src: &[u8]) -> Result<()> {
         // SAFETY: the caller's promise.
         unsafe { stream.0.upload(dst, src) }

@@ -17,11 +17,22 @@ const ALIGN: usize = 256;
 pub(crate) struct Queue<D: RawDevice> {
     arena: Arc<Arena<D>>,
     stream: D::Stream,
-    owned: bool,
+    tenure: Tenure,
     // Made by the first upload and given to the arena when the queue is dropped.
     staging: Mutex<Option<Staging<D>>>,
     // The first call that the capture under way could not record.
     refused: Mutex<Option<&'static str>>,
+}
+
+/// Whose stream a queue is over.
+#[derive(Clone, Copy, PartialEq)]
+enum Tenure {
+    /// The arena's own.
+    Owned,
+    /// A caller's, known to the arena's fences meanwhile.
+    Borrowed,
+    /// A caller's, whose work touches nothing of the arena's.
+    Visited,
 }
 
 fn cannot_capture(call: &'static str) -> Error {
@@ -31,18 +42,24 @@ fn cannot_capture(call: &'static str) -> Error {
 impl<D: RawDevice> Queue<D> {
     pub(crate) fn new(arena: &Arc<Arena<D>>) -> Result<Self> {
         let stream = arena.acquire_stream()?;
-        Ok(Self::over(arena, stream, true))
+        Ok(Self::over(arena, stream, Tenure::Owned))
     }
 
     /// # Safety
     /// `stream` is a live stream of the arena's device and outlives the result.
     pub(crate) unsafe fn borrow(arena: &Arc<Arena<D>>, stream: D::Stream) -> Self {
         arena.borrow_stream(stream);
-        Self::over(arena, stream, false)
+        Self::over(arena, stream, Tenure::Borrowed)
     }
 
-    fn over(arena: &Arc<Arena<D>>, stream: D::Stream, owned: bool) -> Self {
-        Self { arena: arena.clone(), stream, owned, staging: Mutex::new(None), refused: Mutex::new(None) }
+    /// # Safety
+    /// As [`Queue::borrow`]; the work enqueued touches no memory of the arena.
+    pub(crate) unsafe fn visit(arena: &Arc<Arena<D>>, stream: D::Stream) -> Self {
+        Self::over(arena, stream, Tenure::Visited)
+    }
+
+    fn over(arena: &Arc<Arena<D>>, stream: D::Stream, tenure: Tenure) -> Self {
+        Self { arena: arena.clone(), stream, tenure, staging: Mutex::new(None), refused: Mutex::new(None) }
     }
 
     fn refused(&self) -> MutexGuard<'_, Option<&'static str>> {
@@ -101,7 +118,7 @@ impl<D: RawDevice> Queue<D> {
 impl<D: RawDevice> Drop for Queue<D> {
     fn drop(&mut self) {
         let device = self.arena.device();
-        if self.owned && device.is_capturing(self.stream) {
+        if self.tenure == Tenure::Owned && device.is_capturing(self.stream) {
             device.abort_capture(self.stream);
         }
         let staging = self.staging.get_mut().unwrap_or_else(PoisonError::into_inner);
@@ -111,9 +128,10 @@ impl<D: RawDevice> Drop for Queue<D> {
                 self.arena.release_staging(staging);
             }
         }
-        match self.owned {
-            true => self.arena.release_stream(self.stream),
-            false => self.arena.give_back_stream(self.stream),
+        match self.tenure {
+            Tenure::Owned => self.arena.release_stream(self.stream),
+            Tenure::Borrowed => self.arena.give_back_stream(self.stream),
+            Tenure::Visited => {}
         }
     }
 }

@@ -215,6 +215,7 @@ impl Backend for Host {
             // Two parts per thread even out what else the machine is doing.
             blocks_per_unit: 2,
             split_shared_bytes: 0,
+            own_pieces: false,
             partial_dtype: DType::F32,
             reduce_rows: decode_reduce::ROWS as u32,
             reduce_columns: shape.kv_lora_rank as u32,

@@ -4,6 +4,7 @@ use std::sync::OnceLock;
 
 use hip_sys::{Error as HipSysError, Hip, Version};
 
+use super::clang::clang;
 use super::driver::{NAME, typed};
 use crate::error::{Error, Result};
 use crate::kernel::{Compiled, Compiler, Source};
@@ -40,6 +41,17 @@ pub(crate) fn hiprtc() -> Result<&'static Hiprtc> {
             };
             Ok(HIPRTC.get_or_init(|| Hiprtc { rtc, version: format!("hiprtc {release}") }))
         }
+    }
+}
+
+/// What compiles for `arch` ahead of time: hipRTC if it is there and knows that architecture, else a clang program.
+///
+/// # Errors
+/// [`Error::Unavailable`] where there is neither.
+pub(crate) fn ahead(arch: &str) -> Result<&'static dyn Compiler> {
+    match hiprtc() {
+        Ok(hiprtc) if hiprtc.rtc.knows(arch) => Ok(hiprtc),
+        _ => clang().map(|clang| clang as &dyn Compiler),
     }
 }
 

@@ -1,9 +1,10 @@
 //! AMD GPUs. The HIP runtime and hipRTC are opened at run time, so a build needs no ROCm and a machine without it gets an error.
 //!
 //! `probe -> prepare -> launch -> capture -> replay`: `driver.rs` opens the library, `device.rs` holds the calls under memory
-//! and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `hiprtc.rs` compiles. The backend over these
-//! calls is in `backend/gpu/`, for all vendors.
+//! and streams, `module.rs` loads and launches, `graph.rs` captures and replays, `hiprtc.rs` compiles (`clang.rs` ahead of time).
+//! The backend over these calls is in `backend/gpu/`, for all vendors.
 
+mod clang;
 mod device;
 mod driver;
 mod graph;
@@ -22,7 +23,7 @@ use crate::kernel::source::{Dialect, ROCM};
 use crate::kernel::{Compiler, Launch, Params, Variant};
 use device::{Device, StreamHandle};
 use driver::typed;
-pub(crate) use hiprtc::hiprtc;
+pub(crate) use hiprtc::{ahead, hiprtc};
 
 /// An AMD GPU.
 pub type Rocm = Gpu<Device>;

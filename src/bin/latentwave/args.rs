@@ -102,6 +102,14 @@ pub(crate) fn split_policy(text: &str) -> std::result::Result<SplitPolicy, Strin
     }
 }
 
+/// Parses a whole number within `least..=most`.
+pub(crate) fn count(least: usize, most: usize) -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
+    move |text| match text.parse() {
+        Ok(number) if (least..=most).contains(&number) => Ok(number),
+        _ => Err(format!("a whole number from {least} to {most} is needed")),
+    }
+}
+
 /// Parses a probability.
 pub(crate) fn probability(text: &str) -> std::result::Result<f64, String> {
     match text.parse() {
@@ -127,6 +135,8 @@ mod tests {
         for bad in ["fixed", "fixed:0", "fixed:x", "auto:3", "some"] {
             assert!(split_policy(bad).is_err(), "{bad}");
         }
+        assert_eq!(count(1, 8)("8"), Ok(8));
+        assert!(count(1, 8)("0").is_err() && count(1, 8)("9").is_err() && count(0, 8)("-1").is_err());
         assert_eq!(probability("0.7"), Ok(0.7));
         assert!(probability("1.1").is_err() && probability("NaN").is_err());
     }

@@ -1,5 +1,8 @@
 //! The `latentwave` program: replays request traces, explains graph decisions, measures kernels, lists devices.
 
+#[macro_use]
+mod out;
+
 mod alloc;
 mod args;
 mod bench;

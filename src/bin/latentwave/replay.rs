@@ -131,8 +131,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let layers = match args.layers.as_str() {
         "all" => model.num_layers,
         number => match number.parse() {
-            Ok(layers) if layers > 0 => layers,
-            _ => return Err(Error::argument("layers", format!("`{number}`: a number from 1, or `all`, is needed"))),
+            Ok(layers) if (1..=model.num_layers).contains(&layers) => layers,
+            _ => {
+                let problem = format!("`{number}`: 1 to {} of {}, or `all`, is needed", model.num_layers, model.name);
+                return Err(Error::argument("layers", problem));
+            }
         },
     };
     let limits = limits(args, &trace, mla.page_size)?;
@@ -190,6 +193,14 @@ impl Job for Replay<'_> {
         interrupt::catch();
         let Self { args, limits, .. } = &self;
         let mut scheduler = Scheduler::new(&self.trace, *limits, args.seed);
+        if scheduler.is_done() {
+            let Limits { max_model_len, num_pages, page_size, .. } = limits;
+            let problem = format!(
+                "none of the {} fits {max_model_len} tokens and {num_pages} pages of {page_size}: raise --max-model-len or --num-pages",
+                text::plural(self.trace.len(), "request")
+            );
+            return Err(Error::argument("trace", problem));
+        }
         let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
         let mut setting = self.setting(backend, &engine);
         for line in report::heading(&setting) {

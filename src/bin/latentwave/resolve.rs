@@ -13,6 +13,9 @@ use latentwave::{GraphBackend, GraphMode, GraphSupport, QueryLenSupport, Result}
 use crate::device::{self, DeviceArgs, Job};
 use crate::{Outcome, args, text};
 
+/// Most sequences and tokens; beyond it a number was mistyped.
+const MOST: usize = 1 << 24;
+
 /// Explain a graph decision step by step: builders, mode, sizes, graphs, and the graph that serves each batch
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
@@ -26,10 +29,10 @@ pub(crate) struct Args {
     #[arg(long, value_enum, value_name = "SUPPORT")]
     other: Option<Support>,
     /// Draft tokens per step.
-    #[arg(long, default_value_t = 0, value_name = "K")]
+    #[arg(long, default_value_t = 0, value_name = "K", value_parser = args::count(0, 1023))]
     spec_tokens: usize,
     /// Ranks of decode context parallelism.
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = args::count(1, 1 << 16))]
     dcp: usize,
     /// Graph mode asked for: none, piecewise, full, full-decode-only or full-and-piecewise.
     #[arg(long, default_value = "full-and-piecewise", value_name = "MODE", value_parser = args::graph_mode)]
@@ -38,19 +41,19 @@ pub(crate) struct Args {
     #[arg(long)]
     no_piecewise: bool,
     /// Sequences that decode at once.
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, default_value_t = 16, value_name = "N", value_parser = args::count(1, MOST))]
     max_num_seqs: usize,
     /// Tokens of one step.
-    #[arg(long, default_value_t = 2048, value_name = "N")]
+    #[arg(long, default_value_t = 2048, value_name = "N", value_parser = args::count(1, MOST))]
     max_num_batched_tokens: usize,
     /// Sizes to capture, in query rows, set apart by commas.
-    #[arg(long, value_name = "N,N,...", value_delimiter = ',')]
+    #[arg(long, value_name = "N,N,...", value_delimiter = ',', value_parser = args::count(1, MOST))]
     capture_sizes: Option<Vec<usize>>,
     /// Largest size to capture.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = args::count(1, MOST))]
     max_capture_size: Option<usize>,
     /// Sequences of a batch to dispatch; by default several.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = args::count(1, MOST))]
     batch: Option<usize>,
     #[command(flatten)]
     device: DeviceArgs,

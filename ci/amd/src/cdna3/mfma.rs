@@ -71,7 +71,10 @@ fn product<T: Copy + Default, const M: usize, const K: usize, const B: usize>(
     let a = gather::<T, M, K, B>(c, i, 0, bits, decode_a);
     let b = gather::<T, M, K, B>(c, i, 1, bits, decode_b);
     let registers = M * M * B / 64;
-    for register in 0..registers {
+    // D may begin inside C, which is read as a whole before.
+    let upwards = !matches!(i.src[2], Src::V(r) if usize::from(r) < usize::from(i.dst));
+    for step in 0..registers {
+        let register = if upwards { step } else { registers - 1 - step };
         let mut sums: Lanes = match i.src[2] {
             Src::V(r) => c.wave.v[usize::from(r) + register],
             _ => [c.s32(i, 2); 64],

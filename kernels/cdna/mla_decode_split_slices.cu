@@ -1,0 +1,334 @@
+// Stage 1 of MLA decode for CDNA, few query rows: 16 in a block, tiles of 64 tokens, four waves of 64 lanes.
+//
+// With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns,
+// which serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the
+// next tile's is asked for as soon as a register is free, so that memory never waits:
+//
+//   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
+//             shared memory, where every wave adds them up
+//   softmax   every wave for itself, as sums and outputs lie by query row in its lanes; a row's maximum is raised only when a
+//             logit exceeds it by LAZY_MAX, which is rare enough to be the only time that lanes ask each other
+//   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values
+//             change lanes through the wave's own shared memory, as soon as the logits are done with them
+//
+// A lane loads tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are
+// loaded to match. kernels/cdna/lanes.h says how operands and results lie.
+
+constexpr int WAVES = THREADS / WAVE;
+constexpr int TOKENS = TILE_TOKENS / 16;  // of a lane
+constexpr int COLUMNS = KV_LORA_RANK / WAVES;
+constexpr int CHUNK = 64 / ELEM;  // columns that four lanes load at once
+constexpr int CHUNKS = COLUMNS / CHUNK;
+constexpr int STEPS = COLUMNS / 32;  // in which they are multiplied, eight columns of a lane
+constexpr int CHUNK_STEPS = CHUNK / 32;
+constexpr int ROPE_COLUMNS = ROPE_DIM / WAVES;
+constexpr bool HAS_ROPE = ROPE_DIM > 0;
+static_assert(BLOCK_ROWS == 16 && WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
+static_assert(ROPE_COLUMNS == 16 || ROPE_COLUMNS == 0, "a step of rope");
+
+// Shared memory: a wave's area holds a step's values on their way between lanes, then its share of the tile's logits. Tiles take
+// turns between two sets of areas, so that a barrier a tile is enough. Pairs of columns lie so that neither lanes that write nor
+// lanes that read at a time meet in a bank.
+constexpr int PAIR_STRIDE = 74 * 16;
+constexpr int AREA_BYTES = 4 * PAIR_STRIDE;
+constexpr int SET_BYTES = WAVES * AREA_BYTES;
+constexpr int SHARED_BYTES = 2 * SET_BYTES;
+static_assert(AREA_BYTES >= TOKENS * WAVE * 16, "logits fit");
+#ifdef SPLIT_SHARED_BYTES
+static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
+#endif
+
+/// Looks up where the tokens of a tile are, a tile before they are loaded.
+struct Pages {
+    Cursor at;
+    const int GLOBAL* table;  // the sequence's row
+    int page_shift;           // of a page size that is a power of two, else -1
+    int page[TOKENS];         // of this lane's tokens of the tile at the cursor; -1 past the table
+
+    DEVICE void start(const DecodeParams& p, const Cursor& first) {
+        at = first;
+        page_shift = (p.page_size & (p.page_size - 1)) == 0 ? highest_bit(p.page_size) : -1;
+        turn(p);
+        look_up(p);
+    }
+
+    /// Turns to the cursor's sequence.
+    DEVICE void turn(const DecodeParams& p) {
+        table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+    }
+
+    DEVICE int token_of(int t) const { return at.token + t * 16 + lane_row(); }
+
+    /// Place of a token within its page.
+    DEVICE int entry(const DecodeParams& p, int t) const {
+        return page_shift >= 0 ? token_of(t) & (p.page_size - 1) : token_of(t) % unhoisted(p.page_size);
+    }
+
+    DEVICE void look_up(const DecodeParams& p) {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            int token = token_of(t);
+            int column = page_shift >= 0 ? token >> page_shift : token / unhoisted(p.page_size);
+            page[t] = token < at.end && column < p.table_width ? table[column] : -1;
+        }
+    }
+
+    DEVICE void advance(const DecodeParams& p, const Part& part) {
+        if (at.more() && at.advance(p, part) && at.more()) turn(p);
+        look_up(p);
+    }
+};
+
+/// First column of a step for the first quarter of lanes; those of other quarters follow in whole loads.
+DEVICE int step_column(int step) { return step / CHUNK_STEPS * CHUNK + step % CHUNK_STEPS * 8; }
+
+/// This lane's share of a tile: 16 bytes of every chunk, of tokens 16 apart.
+struct Tile {
+    Words<4> latent[CHUNKS][TOKENS];
+    Words<ELEM> rope[TOKENS];
+    bool valid[TOKENS];
+
+    /// Where the tokens' rows begin for this lane.
+    struct Rows {
+        const uint8 GLOBAL* latent[TOKENS];
+        const uint8 GLOBAL* rope[TOKENS];
+        bool valid[TOKENS];
+    };
+
+    /// Rows past the piece's end or outside the cache give way to something that is surely there, the queries.
+    static DEVICE Rows rows(const DecodeParams& p, const Pages& pages) {
+        const uint8 GLOBAL* kv = global_pointer<const uint8>(p.kv);
+        const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.k_rope);
+        const uint8 GLOBAL* q = global_pointer<const uint8>(p.q);
+        int lane = unhoisted(lane_index());
+        Rows rows;
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            int64 page = pages.page[t];
+            int64 entry = pages.entry(p, t);
+            bool valid = page >= 0 && page < p.num_pages;
+            rows.valid[t] = valid;
+            rows.latent[t] = valid ? kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM : q;
+            rows.rope[t] = valid ? k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : q;
+            rows.latent[t] += wave_index() * COLUMNS * ELEM + lane / 16 * 16;
+            rows.rope[t] += wave_index() * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
+        }
+        return rows;
+    }
+
+    DEVICE void load_chunk(const Rows& rows, int j) {
+        UNROLL for (int t = 0; t < TOKENS; t++) latent[j][t] = *(const Words<4> GLOBAL*)(rows.latent[t] + j * 64);
+    }
+
+    DEVICE void load_rope(const Rows& rows) {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            if (HAS_ROPE) rope[t] = *(const Words<ELEM> GLOBAL*)rows.rope[t];
+            valid[t] = rows.valid[t];
+        }
+    }
+
+    /// Makes zeros of rows that were not read: a weight of zero does not undo a NaN.
+    DEVICE void clear_invalid() {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            if (valid[t]) continue;
+            UNROLL for (int j = 0; j < CHUNKS; j++) latent[j][t] = {};
+            rope[t] = {};
+        }
+    }
+
+    /// What a step multiplies.
+    DEVICE void read_step(int step, Word4 (&token)[TOKENS]) const {
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            const Words<4>& loaded = latent[step / CHUNK_STEPS][t];
+            if constexpr (ELEM == 2) {
+                token[t] = loaded;
+            } else {
+                token[t] = step % 2 == 0 ? widened(Words<2>{{loaded.x, loaded.y}}) : widened(Words<2>{{loaded.z, loaded.w}});
+            }
+        }
+    }
+
+    DEVICE void read_rope(Word2 (&token)[TOKENS]) const {
+        UNROLL for (int t = 0; t < TOKENS; t++) token[t] = operands(rope[t]);
+    }
+
+    DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
+};
+
+/// The query row of this lane, the columns that it multiplies; of some row that is there if this one is not, for its result goes
+/// nowhere.
+struct Queries {
+    Word4 latent[STEPS];
+    Word2 rope;
+
+    DEVICE void read(const DecodeParams& p, int virtual_seq, int row) {
+        Row at = row_of(p, virtual_seq, row);
+        int quarter = unhoisted(lane_quarter());
+        const uint16 GLOBAL* from = query_row(p, at) + wave_index() * COLUMNS + quarter * CHUNK_STEPS * 8;
+        UNROLL for (int j = 0; j < STEPS; j++) latent[j] = *(const Word4 GLOBAL*)(from + step_column(j));
+        if (!HAS_ROPE) return;
+        rope = *(const Word2 GLOBAL*)(query_row(p, at) + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + quarter * 4);
+    }
+};
+
+/// Values of a step: operands of 16 tokens x 16 columns. The `n`-th holds columns 2 (row % 4) + n of lane quarter row / 4, by the
+/// row of the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
+struct Values {
+    Word2 step[4][2];
+
+    DEVICE void exchange(const Word4 (&token)[TOKENS], uint8 SHARED* area) {
+        int lane = lane_index();
+        uint8 SHARED* to = area + (lane + lane / 16) * 16;
+        const uint8 SHARED* from = area + lane % 4 * PAIR_STRIDE + (lane % 16 / 4 * 17 + lane / 16 * 4) * 16;
+        auto store = [&](int pair, uint32 Word4::*word) {
+            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) =
+                transpose_pairs(token[0].*word, token[1].*word, token[2].*word, token[3].*word);
+        };
+        store(0, &Word4::x);
+        store(1, &Word4::y);
+        store(2, &Word4::z);
+        store(3, &Word4::w);
+        wave_barrier();
+        UNROLL for (int u = 0; u < 4; u++) {
+            Word4 pair = *(const Word4 SHARED*)(from + u * 16);
+            step[u][0] = {pair.x, pair.y};
+            step[u][1] = {pair.z, pair.w};
+        }
+        wave_barrier();
+    }
+};
+
+/// The logits' products of a tile: tokens 16 t + 4 quarter + i x query rows.
+struct Logits {
+    Accum sum[TOKENS];
+
+    template <typename Word>
+    DEVICE void push(const Word (&token)[TOKENS], const Word& query) {
+        UNROLL for (int t = 0; t < TOKENS; t++) multiply(sum[t], token[t], query);
+    }
+
+    /// Adds up the waves' shares.
+    DEVICE void gather(uint8 SHARED* set) {
+        uint8 SHARED* mine = set + lane_index() * 16;
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            const float (&of)[MMA_ELEMS] = sum[t].value;
+            *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + t * WAVE * 16) = {of[0], of[1], of[2], of[3]};
+        }
+        barrier();
+        UNROLL for (int t = 0; t < TOKENS; t++) {
+            float (&to)[MMA_ELEMS] = sum[t].value;
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = 0.0f;
+            UNROLL for (int wave = 0; wave < WAVES; wave++) {
+                read_floats(to, (const float SHARED*)(mine + wave * AREA_BYTES + t * WAVE * 16));
+            }
+        }
+    }
+};
+
+/// Softmax and output of the lane's query row.
+struct Result {
+    Softmax softmax;
+    Accum output[STEPS][2];
+
+    DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
+        softmax.start(p, at, row);
+        UNROLL for (int j = 0; j < STEPS; j++) output[j][0] = output[j][1] = {};
+    }
+
+    /// Adds the values of the tile at `token` by the weights of its logits.
+    DEVICE void push(const DecodeParams& p, const Logits& logits, const Values (&values)[STEPS], int token) {
+        float x[TOKENS][MMA_ELEMS];
+        float factor = softmax.push(p, logits.sum, x, token);
+        if (unlikely(wave_any(factor != 1.0f))) {
+            UNROLL for (int j = 0; j < STEPS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) {
+                    UNROLL for (int i = 0; i < MMA_ELEMS; i++) output[j][n].value[i] *= factor;
+                }
+            }
+        }
+        UNROLL for (int u = 0; u < 4; u++) {
+            Word2 weights = {pack(x[0][u], x[1][u]), pack(x[2][u], x[3][u])};
+            UNROLL for (int j = 0; j < STEPS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) multiply(output[j][n], values[j].step[u][n], weights);
+            }
+        }
+    }
+
+    /// Writes the piece's result, to `slot` or, if that is negative, to the output.
+    DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
+        float scale = softmax.finish(p, virtual_seq, row, slot, wave_index() == 0);
+        Row of = row_of(p, virtual_seq, row);
+        if (!of.valid) return;
+        int column = unhoisted(wave_index() * COLUMNS + lane_quarter() * CHUNK_STEPS * 8);
+        uint16 GLOBAL* to = result_row(p, of, slot, row) + column;
+        UNROLL for (int j = 0; j < STEPS; j++) {
+            const float (&even)[MMA_ELEMS] = output[j][0].value;
+            const float (&odd)[MMA_ELEMS] = output[j][1].value;
+            store_columns(to + step_column(j), even[0], odd[0], even[1], odd[1], scale);
+            store_columns(to + step_column(j) + 4, even[2], odd[2], even[3], odd[3], scale);
+        }
+    }
+};
+
+KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
+    SHARED_MEMORY(shared);
+    grid_dependency_wait();
+    grid_dependency_launch();
+
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    Part part = find_part(p, block_index() / row_blocks);
+    Cursor at = {part.seq, part.token, 0};
+    at.settle(p, part);
+    if (!at.more()) return;
+
+    Pages pages;
+    pages.start(p, at);
+    Tile tile;
+    {
+        Tile::Rows next = Tile::rows(p, pages);
+        pages.advance(p, part);
+        tile.load_rope(next);
+        UNROLL for (int j = 0; j < CHUNKS; j++) tile.load_chunk(next, j);
+    }
+    Queries queries;
+    Result result;
+    auto row = [&] { return unhoisted(first_row + lane_row()); };
+    auto start = [&] {
+        queries.read(p, at.seq, row());
+        result.start(p, at, row());
+    };
+    start();
+    int parity = 0;
+    NO_UNROLL while (true) {
+        uint8 SHARED* set = shared + parity * SET_BYTES;
+        uint8 SHARED* area = set + wave_index() * AREA_BYTES;
+        if (unlikely(wave_any(!tile.all_valid()))) tile.clear_invalid();
+
+        // What was loaded is used, and loaded anew.
+        Tile::Rows next = Tile::rows(p, pages);
+        pages.advance(p, part);
+        Logits logits = {};
+        Values values[STEPS];
+        Word4 token[TOKENS];
+        Word2 rope[TOKENS];
+        tile.read_rope(rope);
+        if (HAS_ROPE) logits.push(rope, queries.rope);
+        tile.load_rope(next);
+        UNROLL for (int j = 0; j < STEPS; j++) {
+            tile.read_step(j, token);
+            logits.push(token, queries.latent[j]);
+            values[j].exchange(token, area);
+            if (j % CHUNK_STEPS == CHUNK_STEPS - 1) tile.load_chunk(next, j / CHUNK_STEPS);
+        }
+        logits.gather(set);
+        result.push(p, logits, values, at.token);
+
+        int seq = at.seq;
+        if (unlikely(at.advance(p, part))) {
+            int64 slot = slot_of(p, part, seq);
+            result.finish(p, seq, row(), slot);
+            if (!at.more()) break;
+            start();
+        }
+        parity ^= 1;
+    }
+}

@@ -1,0 +1,105 @@
+//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+//!
+//! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens"), both stages, captured for 131,072 tokens, beside what
+//! served the problem before:
+//!
+//! | rows of a group | served | measured, µs |
+//! |---|---|---|
+//! | up to 16 | one to four sequences of any length | B1 S1024 6.4 (9.0), B1 S4096 8.2 (11.5), B1 S65536 33.0 (34.7), B4 S16384 30.5 (32.6); B8 S4096 lost in an earlier version |
+//! | 17 to 128 | up to 8,192 tokens captured | B1 S1024 H128 9.8 (16.4), B1 S4096 H128 15.6 (19.0); B4 S4096 H128 37.6 (26.5), B1 S131072 H128 219 in an earlier version (87.8) |
+
+use super::{Variant, select};
+use crate::backend::DecodeShape;
+
+/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
+pub(super) const FORM: u32 = 3;
+
+/// Most virtual sequences that blocks look through for a piece of their own.
+const MAX_VIRTUAL_SEQS: usize = 8;
+/// Most sequences of up to 16 rows that it serves whatever their length.
+const MAX_LONG: usize = 4;
+/// Pieces per sequence from which on it does not matter that the last one may be short.
+const MIN_PIECES: usize = 4;
+/// Tokens of a tile.
+const TILE: u32 = 64;
+/// The unit of pieces, in tokens.
+const UNIT: u32 = 16;
+const THREADS: u32 = 256;
+
+/// Whether the blocks of stage 1 are to find their pieces by themselves, where `blocks` of `block_rows` rows run at a time.
+pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: usize, blocks: usize) -> bool {
+    let few = virtual_seqs <= MAX_VIRTUAL_SEQS && blocks / row_blocks.max(1) >= MIN_PIECES * virtual_seqs;
+    shape.free_splits && few && virtual_seqs > 0
+}
+
+/// The form's variant for groups of `rows` rows, if it is to serve the problem.
+pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+    // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
+    let tokens = shape.batch.saturating_mul(shape.max_seq_len);
+    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
+    (!shape.portable && serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+}
+
+fn serves(base: &Variant, arch: &str) -> bool {
+    arch == "sm_90a" && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512
+}
+
+fn variant(base: Variant, block_rows: u32) -> Variant {
+    Variant { block_rows, tile_tokens: UNIT, stages: 2, threads: THREADS, form: FORM, ..base }
+}
+
+/// The variants that [`split`] can give for these types and widths.
+pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
+    if serves(&base, arch) { vec![variant(base, 16), variant(base, 32)] } else { Vec::new() }
+}
+
+/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
+pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
+    let rows = variant.block_rows;
+    let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
+    let score_stride = TILE + score_pad;
+    let depth = 128 / rows;
+    let tiles = variant.stages * TILE * row_bytes;
+    tiles + rows * row_bytes + depth * rows * score_stride * 4 + rows * score_stride * 2 + 2 * rows * 4
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Entry;
+    use super::*;
+    use crate::tensor::DType;
+
+    const ONE: DecodeShape = DecodeShape {
+        q_dtype: DType::BF16,
+        kv_dtype: DType::BF16,
+        num_heads: 16,
+        query_len: 1,
+        kv_lora_rank: 512,
+        rope_dim: 64,
+        page_size: 64,
+        batch: 1,
+        max_seq_len: 4096,
+        portable: false,
+        free_splits: true,
+    };
+
+    #[test]
+    fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let rows_of = |shape: &DecodeShape, rows| split(shape, rows, base, "sm_90a").map(|variant| variant.block_rows);
+        let long = DecodeShape { max_seq_len: 131_072, ..ONE };
+        assert_eq!([rows_of(&ONE, 16), rows_of(&long, 16), rows_of(&ONE, 128)], [Some(16), Some(16), Some(32)]);
+        assert_eq!([rows_of(&long, 17), rows_of(&ONE, 129)], [None, None]);
+        assert_eq!(rows_of(&DecodeShape { batch: 5, ..ONE }, 16), None);
+        assert!(split(&ONE, 16, base, "sm_80").is_none());
+        assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
+    }
+
+    #[test]
+    fn blocks_find_their_pieces_where_there_are_many_to_a_sequence_and_the_policy_leaves_it_open() {
+        assert!(own_pieces(&ONE, 1, 1, 132) && own_pieces(&ONE, 8, 4, 132));
+        assert!(!own_pieces(&ONE, 9, 1, 132) && !own_pieces(&ONE, 8, 8, 132));
+        assert!(!own_pieces(&DecodeShape { free_splits: false, ..ONE }, 1, 1, 132));
+        assert!(!own_pieces(&ONE, 0, 1, 132), "an empty batch");
+    }
+}
