@@ -21,8 +21,9 @@ struct Part {
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        Word4 ends = *(const Word4 GLOBAL*)words;
-        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
+        int word[5];
+        UNROLL for (int i = 0; i < 5; i++) word[i] = load_now(words + i);
+        return {word[0], word[1] * TILE_TOKENS, word[2], word[3] * TILE_TOKENS, word[4]};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -42,6 +43,10 @@ struct Cursor {
         settle(p, part);
         token &= -TILE_TOKENS;
     }
+
+    /// At the first tile of a part whose first piece ends at `end`.
+    DEVICE Cursor(const Part& part, int end)
+        : seq(part.seq), token(part.token & -TILE_TOKENS), end(end), split(part.split), more(true) {}
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
     DEVICE void settle(const DecodeParams& p, const Part& part) {
