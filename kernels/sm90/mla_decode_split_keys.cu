@@ -3,9 +3,13 @@
 // With few query rows the cache is what takes time. The products are transposed, so that no row of them is wasted:
 //
 //   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
-//            sums += tile' x weights. Each has sums and maxima of its own. The group that has the last tile takes over the
-//            other's sums and writes the result, while the other goes on to the next piece
+//            sums += tile' x weights. Each has sums and maxima of its own; at the end of a piece they exchange halves of the
+//            sums, and each writes half of the result's columns
 //   loaders  one or two warps keep the ring filled
+//
+// A barrier's phase is waited for by its parity, so whoever waits must not be a phase behind. A place of the ring is loaded by one
+// warp, which waits for all its phases; it is read by both groups, so a group begins to wait for a tile only when the other has
+// seen all of the tile before. All other barriers count threads.
 //
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
@@ -23,7 +27,8 @@ constexpr int GROUP_WARPS = 4;
 constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
-constexpr int LOADERS = SHARES_REGISTERS ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
+constexpr int FIRST_AHEAD = 1;  // group that prepares the first piece
+constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
@@ -32,10 +37,12 @@ constexpr int QUERY_AT = UNITS_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
 constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
 constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
-constexpr int QUERY_SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;
+constexpr int SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;  // of a row's sums: for each group, its own and the other's
+constexpr int QUERY_SCALE_AT = SCALE_AT + GROUPS * GROUPS * ROWS * 4;
 constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
 constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
-constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
+constexpr int RESULT_AT = SLOT_AT + 2 * 8;  // addresses of each row's result and LSE, 0 for none
+constexpr int BARRIERS_AT = RESULT_AT + 2 * 2 * ROWS * 8;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
@@ -49,42 +56,56 @@ DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; 
 DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 /// Waits for one of them.
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
+/// One group tells the other that it has seen its tile, and the other waits for it.
+DEVICE void tell_seen(int group) { named_barrier_arrive(4 + group, GROUPS * GROUP_THREADS); }
+DEVICE void wait_until_seen(int group) { named_barrier(5 - group, GROUPS * GROUP_THREADS); }
 
-/// Loads the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
+/// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-    unsigned char SHARED* queries = shared + QUERY_AT;
-    int chunk = thread_index() % 8;
+    int chunk = unhoisted(thread_index()) % 8;
     NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
         const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
         if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        if constexpr (FP8) {
-            // Read twice, a few at a time: registers are full of sums.
-            auto word_of = [&](int unit) {
-                return row.valid ? *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS) : Word4{0, 0, 0, 0};
-            };
+        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+            copy16_async(shared + QUERY_AT + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16,
+                         from + unit * UNIT_COLUMNS, row.valid);
+        }
+    }
+    copy_commit();
+}
+
+/// Waits for them, by the same warpgroup. For an fp8 cache they become f16 in the order in which keys are read; every thread begins
+/// with the words that it loaded itself, and the eight that share a row are of one warp.
+DEVICE void receive_queries(unsigned char SHARED* shared) {
+    copy_wait<0>();
+    if constexpr (FP8) {
+        int chunk = unhoisted(thread_index()) % 8;
+        NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
+            unsigned char SHARED* block = shared + QUERY_AT;
+            const unsigned char SHARED* own = block + local * 128 + (chunk ^ local % 8) * 16;
             uint32 largest = 0;
-#pragma unroll 3
-            for (int unit = 0; unit < QUERY_UNITS; unit++) largest = largest_of(word_of(unit), largest);
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                largest = largest_of(*(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES), largest);
+            }
             UNROLL for (int mask = 1; mask < 8; mask *= 2) {
                 uint32 other = shuffle_xor(largest, mask);
                 if (other > largest) largest = other;
             }
             float scale = fitting_scale(largest);
             if (chunk == 0) ((float SHARED*)(shared + QUERY_SCALE_AT))[local] = 1.0f / scale;
-#pragma unroll 3
-            for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                store_query(queries + unit / 2 * 2 * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, unit % 2 * 32 + chunk * 4,
-                            unit == LATENT_UNITS ? 8 : 16, word_of(unit), scale);
-            }
-        } else {
-            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
-                             row.valid);
+            NO_UNROLL for (int unit = 0; unit < QUERY_UNITS; unit += 2) {
+                bool rotary = unit == LATENT_UNITS;
+                Word4 first = *(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES);
+                Word4 second = {0, 0, 0, 0};
+                if (!rotary) second = *(const Word4 SHARED*)(own + (unit + 1) * QUERY_UNIT_BYTES);
+                warp_barrier();
+                store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, chunk * 4, rotary ? 8 : 16, first, scale);
+                if (!rotary) store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, 32 + chunk * 4, 16, second, scale);
             }
         }
     }
-    copy_commit();
+    publish_to_async();
 }
 
 /// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
@@ -98,47 +119,61 @@ DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
     publish_to_async();
 }
 
+/// Where a piece's rows go.
+DEVICE uint64 SHARED* results(int turn, unsigned char SHARED* shared) {
+    return (uint64 SHARED*)(shared + RESULT_AT) + turn * 2 * ROWS;
+}
+
+/// Where the LSE of a row goes, to `slot` or, if negative, to the output; 0 if it is not wanted.
+DEVICE uint64 lse_address(const DecodeParams& p, const Row& of, int64 slot, int group_row) {
+    if (slot >= 0) return p.partial_lse + (slot * group_rows(p) + group_row) * 4;
+    return p.lse == 0 ? 0 : p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
+}
+
 struct Softmax {
     const int SHARED* limit;                   // tokens that each row sees of this piece
     int least;                                 // of the limits of this lane's rows
     int begin;                                 // first token of this piece
     float maximum[LANE_ROWS], sum[LANE_ROWS];  // the sums are this lane's share
-    float query_scale[LANE_ROWS];              // of queries that were scaled to fit f16
+    const float SHARED* query_scales;          // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
+    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int turn, unsigned char SHARED* shared) {
         int local = thread_index() % GROUP_THREADS;
-        if (local == ROWS) {
-            Slots slots = slots_of(p, at.seq);
-            *slot = slots.count == 0 ? -1 : slots.begin + at.split;
-        }
         if (local >= ROWS) return;
-        Row of = row_of(p, at.seq, first_row + local);
+        int row = first_row + local;
+        Row of = row_of(p, at.seq, row);
         int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-        limit[local] = of.valid ? smaller(visible, at.end) : 0;
+        Slots slots = slots_of(p, at.seq);
+        int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
+        ((int SHARED*)(shared + LIMIT_AT))[turn * ROWS + local] = of.valid ? smaller(visible, at.end) : 0;
+        ((int64 SHARED*)(shared + SLOT_AT))[turn] = slot;
+        uint64 SHARED* to = results(turn, shared) + local;
+        to[0] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
+        to[ROWS] = of.valid ? lse_address(p, of, slot, row) : 0;
     }
 
-    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* scales) {
+    DEVICE void begin_piece(int turn, const unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
-        limit = its_limit;
+        limit = (const int SHARED*)(shared + LIMIT_AT) + turn * ROWS;
+        query_scales = (const float SHARED*)(shared + QUERY_SCALE_AT);
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
             sum[i] = 0.0f;
-            query_scale[i] = FP8 ? scales[lane_row(lane, i)] : 1.0f;
             least = smaller(least, limit[lane_row(lane, i)]);
         }
     }
 
     /// Turns products into logits.
     DEVICE void mask(const DecodeParams& p, float (&x)[SUMS], int token) const {
+        int lane = unhoisted(lane_index());
         if constexpr (FP8) {
-            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scale[i / 4 * 2 + i % 2];
+            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scales[lane_row(lane, i / 4 * 2 + i % 2)];
         }
         scale_logits(p, x);
         int warp = warp_of_group();
         if (token + TILE_TOKENS <= least && token >= begin) return;
-        int lane = unhoisted(lane_index());
         UNROLL for (int i = 0; i < SUMS; i++) {
             int at = token + warp * 16 + lane / 4 + i / 2 % 2 * 8;
             if (at >= limit[lane_row(lane, i / 4 * 2 + i % 2)] || at < begin) x[i] = NEGATIVE_INFINITY;
@@ -196,6 +231,13 @@ struct Softmax {
         UNROLL for (int i = 0; i < SUMS; i++) sum[i / 4 * 2 + i % 2] += exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
     }
 
+    /// Whether there is a row of this lane of which the group saw nothing.
+    DEVICE bool lacks_rows() const {
+        bool any = false;
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) any |= maximum[i] == NO_MAXIMUM;
+        return any;
+    }
+
     /// Tells the other group this one's maxima and sums. To be followed by a barrier.
     DEVICE void tell(int group, unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
@@ -236,106 +278,101 @@ struct Total {
 /// Sums of a group: the result's columns by units, transposed.
 using Sums = float[LATENT_UNITS][SUMS];
 
-/// Units of sums that fit into a tile's units of values, and how many of those they take. A group does not give them back at the end
-/// of a piece before the sums have been handed over. What does not fit goes by way of the other group's tile, later.
-constexpr int SUMS_BYTES = SUMS * GROUP_THREADS * 4;
-constexpr int HANDED_UNITS = CACHED_UNITS * UNIT_BYTES < LATENT_UNITS * SUMS_BYTES ? CACHED_UNITS * UNIT_BYTES / SUMS_BYTES : LATENT_UNITS;
-constexpr int HELD_UNITS = HANDED_UNITS * SUMS_BYTES / UNIT_BYTES;
-static_assert(HELD_UNITS == CACHED_UNITS / 2 || HELD_UNITS == CACHED_UNITS, "whole halves are given back");
-static_assert(HANDED_UNITS == LATENT_UNITS || 2 * HANDED_UNITS == LATENT_UNITS, "by way of two tiles");
+/// Units of a group's last tile of a piece that are not given back at once: half of its sums pass through them to the other group,
+/// and then that group's half of the result to memory.
+constexpr int EXCHANGED_UNITS = HALF_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
+static_assert(EXCHANGED_UNITS <= CACHED_UNITS, "half of the sums fit into a tile");
 
-/// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
+/// Where a lane's sums `i` to `i + 3` of a unit of the half are handed over, in the units of the tile at a place.
 DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
-    int word = (unit % HANDED_UNITS * SUMS + i) / 4 * GROUP_THREADS;
+    int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
     constexpr int UNIT_WORDS = UNIT_BYTES / 16;
     return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
                                                                                        thread_index() % GROUP_THREADS];
 }
 
-/// Hands over HANDED_UNITS units of sums from `first` on.
-template <int first>
-DEVICE void hand_over(const Sums& o, UnitPlace place, unsigned char SHARED* shared) {
-    UNROLL for (int unit = first; unit < first + HANDED_UNITS; unit++) {
+/// Hands the half of the sums over that the other group writes.
+DEVICE void hand_over(const Sums& o, int group, UnitPlace place, unsigned char SHARED* shared) {
+    auto sum = [&](int unit, int i) { return group == 0 ? o[unit + HALF_UNITS][i] : o[unit][i]; };
+    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            handed_over(shared, place, unit, i) = {o[unit][i], o[unit][i + 1], o[unit][i + 2], o[unit][i + 3]};
+            handed_over(shared, place, unit, i) = {sum(unit, i), sum(unit, i + 1), sum(unit, i + 2), sum(unit, i + 3)};
         }
     }
     publish_to_async();
 }
 
-/// Writes a piece's result, to `slot` or, if negative, to the output: this group's sums and, unless it had all tiles, those that
-/// the other has handed over in the tile before. The result passes through the units of the last tile, at `place`.
-DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, int seq, int64 slot, int first_row, UnitPlace place,
-                         UnitPlace before, unsigned char SHARED* shared) {
+/// Says what a group's sums of each row are to be multiplied by, and the other's; writes the LSE. A thread for each row.
+DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned char SHARED* shared) {
+    int row = thread_index() % GROUP_THREADS;
+    if (row >= ROWS) return;
+    Total total(row, shared);
+    float result = result_scale(p, total.sum, ((const int64 SHARED*)(shared + SLOT_AT))[turn]);
+    float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS + row;
+    scale[0] = result * (group == 0 ? total.factor[0] : total.factor[1]);
+    scale[ROWS] = result * (group == 0 ? total.factor[1] : total.factor[0]);
+    uint64 to = results(turn, shared)[ROWS + row];
+    if (group == 0 && to != 0) *global_pointer<float>(to) = total.lse();
+}
+
+/// Writes a group's half of a piece's result: its own sums and, if the other had tiles, those handed over in the tile at `other`, whose place the result then takes on its way. The weights' place serves the group that
+/// had all tiles.
+DEVICE void write_half(const Sums& o, int group, bool alone, int turn, UnitPlace other, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
-    float scale[LANE_ROWS], other_scale[LANE_ROWS], lse[LANE_ROWS];
+    const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;
+    float scale[LANE_ROWS], other_scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        Total total(lane_row(lane, i), shared);
-        float result = result_scale(p, total.sum, slot);
-        scale[i] = result * (group == 0 ? total.factor[0] : total.factor[1]);
-        other_scale[i] = result * (group == 0 ? total.factor[1] : total.factor[0]);
-        lse[i] = total.lse();
+        scale[i] = scales[lane_row(lane, i)];
+        other_scale[i] = scales[ROWS + lane_row(lane, i)];
     }
-    // A row that saw nothing is zero even beside values that are not finite.
-    auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
-    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] = scaled(o[unit][i], scale[i / 4 * 2 + i % 2]);
+    float half[HALF_UNITS][SUMS];
+    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i++) {
+            half[unit][i] = (group == 0 ? o[unit][i] : o[unit + HALF_UNITS][i]) * scale[i / 4 * 2 + i % 2];
+        }
         if (alone) continue;
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            Float4 more = handed_over(shared, unit < HANDED_UNITS ? before : place, unit, i);
-            o[unit][i] += scaled(more.x, other_scale[i / 2]);
-            o[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
-            o[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
-            o[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
+            Float4 more = handed_over(shared, other, unit, i);
+            half[unit][i] += more.x * other_scale[i / 2];
+            half[unit][i + 1] += more.y * other_scale[i / 2 + 1];
+            half[unit][i + 2] += more.z * other_scale[i / 2];
+            half[unit][i + 3] += more.w * other_scale[i / 2 + 1];
         }
     }
-    if (HANDED_UNITS < LATENT_UNITS) group_barrier(group);
-    constexpr int ROW_BYTES = KV_LORA_RANK * 2;
+    group_barrier(group);  // all have been taken
+    constexpr int ROW_BYTES = KV_LORA_RANK;
     constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
-    static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
+    static_assert(ROWS * ROW_BYTES <= EXCHANGED_UNITS * UNIT_BYTES && ROWS * ROW_BYTES <= 2 * GROUPS * WEIGHTS_BYTES, "staging");
+    auto staged = [&](int row) {
+        return shared + (alone ? WEIGHTS_AT + row * ROW_BYTES
+                               : other.after(row / UNIT_ROWS).index * UNIT_BYTES + row % UNIT_ROWS * ROW_BYTES);
+    };
     if constexpr (FP8) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
             UNROLL for (int e = 0; e < 2; e++) {
                 int row = lane % 4 * 2 + e;
-                unsigned char SHARED* to = shared + place.after(i / 4).index * UNIT_BYTES + row * ROW_BYTES +
-                                           ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
-                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                    *(uint32 SHARED*)(to + unit * 128) = pack(o[unit][i + e], o[unit][i + e + 2]);
+                unsigned char SHARED* to = staged(i * 2 + row) + ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
+                UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+                    *(uint32 SHARED*)(to + unit * 128) = pack(half[unit][i + e], half[unit][i + e + 2]);
                 }
             }
         }
     } else {
         UNROLL for (int block = 0; block < SUMS / 8; block++) {
-            uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
-                        ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                const float* x = o[unit] + block * 8;
+            uint32 to = shared_address(staged((block * 2 + lane / 16) * 8 + lane % 8)) + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+            UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+                const float* x = half[unit] + block * 8;
                 store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
             }
         }
     }
     publish_to_async();
     group_barrier(group);
-    NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-        Row of = row_of(p, seq, first_row + r);
-        if (!of.valid) continue;
-        const unsigned char SHARED* from = shared + place.after(r / UNIT_ROWS).index * UNIT_BYTES + r % UNIT_ROWS * ROW_BYTES;
-        uint16 GLOBAL* to = result_row(p, of, slot, first_row + r);
-        UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-            store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
-        }
-    }
-    if (warp != 0 || lane >= 4) return;
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        int row = first_row + lane_row(lane, i);
-        Row of = row_of(p, seq, row);
-        if (!of.valid) continue;
-        if (slot < 0) {
-            write_lse(p, of, lse[i]);
-        } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse[i];
-        }
+    UNROLL for (int r = 0; r < ROWS; r += GROUP_WARPS) {
+        uint64 to = results(turn, shared)[r + warp];
+        Word4 word = *(const Word4 SHARED*)(staged(r + warp) + (lane ^ (r + warp) % 8) * 16);
+        if (to != 0) store_output(global_pointer<uint16>(to) + group * KV_LORA_RANK / 2 + lane * 8, word);
     }
 }
 
@@ -390,30 +427,34 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
 }
 
 /// A warpgroup: every second tile of each piece.
-DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first_row, int group, unsigned char SHARED* shared,
-                   const Units& units) {
+DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared, const Units& units) {
+    Part part = find_part(p, item);
+    // Queries are asked for before the loaders fill the memory's queues.
+    if (group == FIRST_AHEAD && part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared);
+    Cursor at(p, part);
+    if (!warp_any(at.more)) return;
     int lane = lane_index();
     uint32 queries = units.base + QUERY_AT;
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
-    int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
-    int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
-    int turn = 0;            // of two descriptions of a piece
-    int ahead = GROUPS - 1;  // group that prepares the next piece
+    int turn = 0;             // of two descriptions of a piece
+    int ahead = FIRST_AHEAD;  // group that prepares the next piece
     UnitPlace piece = {0, 0};
     Softmax softmax;
     softmax.begin = at.seq == part.seq ? part.token : 0;
     Sums o;
+    if (group == ahead && at.seq != part.seq) {  // the part's first sequence is empty
+        copy_wait<0>();
+        load_queries(p, at.seq, first_row, shared);
+    }
     NO_UNROLL while (true) {
         if (group == ahead) {
-            load_queries(p, at.seq, first_row, shared);
-            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
-            copy_wait<0>();
-            publish_to_async();
+            Softmax::describe(p, at, first_row, turn, shared);
+            receive_queries(shared);
         }
         pair_barrier();
-        softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
+        softmax.begin_piece(turn, shared);
         int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
         UnitPlace place = piece.after(group * TILE_UNITS);
         UnitPlace last_place = place;
@@ -423,7 +464,9 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
             // Those of the tile before may still be read by other warps.
             uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
             float x[SUMS];
+            if (tile > 0) wait_until_seen(group);
             multiply_keys(x, queries, place, shared, units);
+            if (tile + 1 < tiles) tell_seen(group);
             products_wait<0>();
             if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
 
@@ -443,38 +486,45 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
             }
             multiply_values(o, weights, first, place, units);
             softmax.add(x);
-            bool holds = tile + GROUPS >= tiles;
-            products_wait<1>();
             constexpr int HALF = CACHED_UNITS / 2;
-            if (lane < HALF && !holds) barrier_arrive(units.empty(place.after(lane).index));
+            int held = tile + GROUPS >= tiles ? EXCHANGED_UNITS : 0;
+            products_wait<1>();
+            if (lane < HALF && lane >= held) barrier_arrive(units.empty(place.after(lane).index));
             products_wait<0>();
-            if (lane < HALF && !(holds && HELD_UNITS > HALF)) barrier_arrive(units.empty(place.after(HALF + lane).index));
+            if (lane < HALF && HALF + lane >= held) barrier_arrive(units.empty(place.after(HALF + lane).index));
             last_place = place;
             place.advance(GROUPS * TILE_UNITS);
         }
+        // Weights of zero do not undo values that are not finite.
+        if (warp_any(softmax.lacks_rows())) {
+            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                UNROLL for (int i = 0; i < SUMS; i++) {
+                    if (softmax.maximum[i / 4 * 2 + i % 2] == NO_MAXIMUM) o[unit][i] = 0.0f;
+                }
+            }
+        }
         softmax.tell(group, shared);
         ahead = tiles % GROUPS;
-        bool alone = tiles == 1;
-        if (group == ahead && !alone) {
+        if (group < tiles) {
             group_barrier(group);  // no warp reads the tile any more
-            hand_over<0>(o, last_place, shared);
+            hand_over(o, group, last_place, shared);
         }
         pair_barrier();
-        if constexpr (HANDED_UNITS < LATENT_UNITS) {
-            if (group == ahead && !alone) hand_over<HANDED_UNITS>(o, last_place.after(TILE_UNITS), shared);
-            pair_barrier();
-        }
-        if (group != ahead) {
-            UnitPlace before = last_place.before(TILE_UNITS);
-            write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);
-            warp_barrier();
-            if (lane < HELD_UNITS) barrier_arrive(units.empty(last_place.after(lane).index));
-            if (lane < HELD_UNITS && !alone) barrier_arrive(units.empty(before.after(lane).index));
-        }
-        piece.skip(tiles * TILE_UNITS);
         at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
-        if (!warp_any(at.more)) break;
+        bool more = warp_any(at.more);
+        if (more && group == ahead) load_queries(p, at.seq, first_row, shared);
+        weigh_groups(p, group, turn, shared);
+        group_barrier(group);
+        // The other's last tile is the piece's last or the one before that.
+        bool alone = group == 0 && tiles == 1;
+        UnitPlace other = piece;
+        other.skip((group == ahead || tiles == 1 ? tiles - 1 : tiles - 2) * TILE_UNITS);
+        write_half(o, group, alone, turn, other, shared);
+        warp_barrier();
+        if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(units.empty(other.after(lane).index));
+        if (!more) break;
+        piece.skip(tiles * TILE_UNITS);
         softmax.begin = 0;
         turn ^= 1;
     }
@@ -498,18 +548,15 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
-    int early = early_page(p, part);
-    Cursor at(p, part);
-    if (!at.more) return;
+    int item = block_index() / row_blocks;
     int role = warpgroup_index();
     if (role < GROUPS) {
         if constexpr (SHARES_REGISTERS) grow_registers<GROUP_REGISTERS>();
         // So does knowing that there are two.
-        attend(p, part, at, first_row, role & 1, shared, units);
+        attend(p, item, first_row, role & 1, shared, units);
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
-        if (loader < LOADERS) load_units(p, part, at, early, loader, LOADERS, latent, rope, units);
+        if (loader < LOADERS) load_units(p, item, loader, LOADERS, latent, rope, units);
     }
 }

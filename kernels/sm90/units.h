@@ -32,9 +32,6 @@ struct UnitPlace {
         place.advance(by);
         return place;
     }
-
-    /// An earlier place, whatever its phase.
-    DEVICE UnitPlace before(int by) const { return {index < by ? index + STAGES - by : index - by, 0}; }
 };
 
 struct Units {
@@ -64,10 +61,12 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. `early` is a lane's page where the first piece begins as the part does. Of `loaders` warps, this one loads every
-/// so manieth tile from the `turn`-th on.
-DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int early, int turn, int loaders, const TensorMap& latent,
-                       const TensorMap& rope, const Units& units) {
+/// and as far ahead. Of `loaders` warps, this one fills every so manieth place.
+DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
+                       const Units& units) {
+    Part part = find_part(p, item);
+    int early = early_page(p, part);
+    Cursor at(p, part);
     int lane = lane_index();
     int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
@@ -97,21 +96,17 @@ DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int e
             page_ahead = look_up();
         }
         int box = lane - first;
-        if (turn == 0) {
-            NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
-                UnitPlace to = place.after(unit);
-                uint32 full = units.full(to.index);
-                barrier_wait(units.empty(to.index), to.parity);
-                if (box == 0) barrier_expect(full, UNIT_BYTES);
-                warp_barrier();
-                if (box < 0 || box >= boxes) continue;
-                bool rotary = unit == CACHED_UNITS;
-                copy_box(units.unit(to.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
-                         full);
-            }
+        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) {
+            if (place.index % loaders != loader) continue;
+            uint32 full = units.full(place.index);
+            barrier_wait(units.empty(place.index), place.parity);
+            if (box == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            if (box < 0 || box >= boxes) continue;
+            bool rotary = unit == CACHED_UNITS;
+            copy_box(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+                     full);
         }
-        turn = turn == 0 ? loaders - 1 : turn - 1;
-        place.advance(TILE_UNITS);
         first = (first + boxes) % 32;
         at.advance(p, part);
     }
