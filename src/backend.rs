@@ -99,10 +99,8 @@ pub struct DecodeKernels {
     pub own_pieces: bool,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
-    /// Rows of a group that one block of stage 2 merges.
-    pub reduce_rows: u32,
-    /// Columns of an output row that one block of stage 2 merges.
-    pub reduce_columns: u32,
+    /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
+    pub reduce_blocks: usize,
     /// Rows of queries and cache begin on multiples of this many bytes, rows of outputs on multiples of half as many.
     pub row_alignment: usize,
     /// The longest uniform query that the stage-1 kernel takes natively; 1 means single tokens only.

@@ -447,10 +447,8 @@ impl<B: Backend> Scheduled<'_, B> {
             shared_bytes: plan.kernels.split_shared_bytes,
             dependent: true,
         };
-        let columns = decode.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
-        let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);
         let reduce_launch = Launch {
-            grid: [blocks(columns * rows * plan.decode.virtual_seqs())?, 1, 1],
+            grid: [blocks(plan.decode.reduce_blocks)?, 1, 1],
             threads: plan.kernels.reduce.threads,
             shared_bytes: 0,
             dependent: true,

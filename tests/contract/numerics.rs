@@ -240,10 +240,8 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         kv_scale: 1.0,
         ..bytemuck::Zeroable::zeroed()
     };
-    let columns = rank.div_ceil(plan.kernels().reduce_columns as usize);
-    let row_blocks = heads.div_ceil(plan.kernels().reduce_rows as usize);
     let launch = Launch {
-        grid: [(columns * row_blocks * batch) as u32, 1, 1],
+        grid: [plan.decode().reduce_blocks as u32, 1, 1],
         threads: plan.kernels().reduce.threads,
         shared_bytes: 0,
         dependent: false,

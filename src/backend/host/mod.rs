@@ -217,8 +217,7 @@ impl Backend for Host {
             split_shared_bytes: 0,
             own_pieces: false,
             partial_dtype: DType::F32,
-            reduce_rows: decode_reduce::ROWS as u32,
-            reduce_columns: shape.kv_lora_rank as u32,
+            reduce_blocks: 1,
             row_alignment: 1,
             max_query_len: i32::MAX as usize,
         })
