@@ -21,8 +21,9 @@ struct Part {
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        Word4 ends = *(const Word4 GLOBAL*)words;
-        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
+        int word[5];
+        UNROLL for (int i = 0; i < 5; i++) word[i] = load_now(words + i);
+        return {word[0], word[1] * TILE_TOKENS, word[2], word[3] * TILE_TOKENS, word[4]};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -38,16 +39,18 @@ struct Cursor {
     int seq, token, end, split;
     bool more;
 
-    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split) {
-        settle(p, part);
+    /// The extent of one sequence may be known already.
+    DEVICE Cursor(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0)
+        : seq(part.seq), token(part.token), end(0), split(part.split) {
+        settle(p, part, known, tokens);
         token &= -TILE_TOKENS;
     }
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
-    DEVICE void settle(const DecodeParams& p, const Part& part) {
+    DEVICE void settle(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0) {
         more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = extent(p, seq);
+            end = seq == known ? tokens : extent(p, seq);
             if (seq == part.end_seq) end = smaller(end, part.end_token);
             more = token < end;
             if (more) break;
@@ -69,13 +72,6 @@ struct Cursor {
         settle(p, part);
     }
 };
-
-/// Asks for the page ids of a part's first tile, which are looked up once the lengths have told where the part begins.
-DEVICE void prefetch_pages(const DecodeParams& p, const Part& part) {
-    int page = (part.token & -TILE_TOKENS) / p.page_size;
-    if (part.seq >= p.batch * num_groups(p) || page >= p.table_width) return;
-    prefetch(global_pointer<const int>(p.block_table) + quotient(part.seq, num_groups(p)) * p.table_stride + page);
-}
 
 /// A place in a ring of `count`, and the parity of its present phase.
 template <int count>
@@ -130,16 +126,25 @@ struct Ring {
 struct Box {
     int rows, page, entry;
 
-    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
-        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
+    DEVICE Box(const DecodeParams& p) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)), page(-1), entry(0) {}
+
+    /// Where the page of this lane's box of the tile at a cursor is told; null if it has none. A page past the piece's end is not
+    /// looked up, and one outside the cache is not followed: their rows become zeros.
+    DEVICE const int GLOBAL* page_at(const DecodeParams& p, const Cursor& at) const {
         int token = at.token + lane_index() * rows;
-        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
-        page = -1;
-        if (at.more && token < at.end && lane_index() * rows < TILE_TOKENS) {
-            const int GLOBAL* table = global_pointer<const int>(p.block_table) + at.seq / num_groups(p) * p.table_stride;
-            page = table[token / p.page_size];
-        }
-        entry = token % p.page_size;
+        if (!at.more || token >= at.end || lane_index() * rows >= TILE_TOKENS) return nullptr;
+        return global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride + token / p.page_size;
+    }
+
+    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
+        const int GLOBAL* told = page_at(p, at);
+        page = told ? load_now(told) : -1;
+        entry = (at.token + lane_index() * rows) % p.page_size;
+    }
+
+    /// Asks for this lane's rows of a unit of columns.
+    DEVICE void fetch(const TensorMap& map, int column) const {
+        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
     }
 
     /// Copies this lane's rows of `count` units of columns.
@@ -152,14 +157,63 @@ struct Box {
     }
 };
 
-/// The loader: one warp keeps the ring filled.
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring) {
+/// Where a block begins, as it is told twice. What it is told before the kernels that write lengths, pages and schedule have ended
+/// may be out of date, or nonsense, so nothing but requests of the second-level cache follows from it. Most often it is right:
+/// then everything needs only to be looked at once more, at the same time.
+struct Opening {
+    Cursor at;
+    Box box;
+    const int GLOBAL* length_at;
+    const int GLOBAL* page_at;
+
+    /// Before the wait. At most one sequence is looked at, whatever the schedule says.
+    DEVICE Opening(const DecodeParams& p, int item) : at(p, first_sequence(p, find_part(p, item))), box(p) {
+        if (!at.more) at.seq = 0;
+        length_at = global_pointer<const int>(p.seq_lens) + quotient(at.seq, num_groups(p));
+        page_at = box.page_at(p, at);
+    }
+
+    static DEVICE Part first_sequence(const DecodeParams& p, const Part& part) {
+        int seq = part.seq >= 0 && part.seq < p.batch * num_groups(p) ? part.seq : 0;
+        bool ends = part.end_seq == seq;
+        return {seq, larger(part.token, 0), ends ? seq : seq + 1, ends ? part.end_token : 0, 0};
+    }
+
+    /// Asks for the `ahead`th tile, by one warp.
+    DEVICE void fetch(const DecodeParams& p, int ahead, const TensorMap& latent, const TensorMap& rope) const {
+        Cursor tile = at;
+        tile.token += ahead * TILE_TOKENS;
+        Box of = box;
+        of.look_up(p, tile);
+        NO_UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) of.fetch(latent, unit);
+        if (ROPE_DIM > 0) of.fetch(rope, 0);
+    }
+
+    /// After the wait: the part, where it begins, and the boxes there.
+    DEVICE Part look_again(const DecodeParams& p, int item) {
+        int length = load_now(length_at);
+        int page = page_at ? load_now(page_at) : -1;
+        Part part = find_part(p, item);
+        Cursor now(p, part, at.seq, visible_tokens(p, usable_length(p, length), last_token(p, at.seq)));
+        bool same = now.more && at.more && now.seq == at.seq && now.token == at.token && now.end == at.end;
+        at = now;
+        if (same) {
+            box.page = page;
+            box.entry = (at.token + lane_index() * box.rows) % p.page_size;
+        } else {
+            box.look_up(p, at);
+        }
+        return part;
+    }
+};
+
+/// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
+template <typename Turn>
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Box box, const TensorMap& latent, const TensorMap& rope,
+                       const Ring& ring, Turn turn) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
-    Box box;
-    box.look_up(p, at);
     NO_UNROLL while (at.more) {
         auto load_rotary = [&] {
             if (ROPE_DIM == 0) return;
@@ -181,8 +235,10 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
             half.advance();
         }
         if (FORM != 1) load_rotary();
+        int seq = at.seq;
         at.advance(p, part);
         box.look_up(p, at);
+        if (at.more && at.seq != seq) turn(at.seq);
         tile.advance();
         odd ^= 1;
     }

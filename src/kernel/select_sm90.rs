@@ -88,8 +88,8 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     if variant.form == ROWS_FORM {
         let halves = 2 * stages - 1;
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
-        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
-        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
+        // Queries, weights, what 128 lanes hand on, two pieces of each side and two barriers.
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
