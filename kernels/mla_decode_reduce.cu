@@ -1,9 +1,8 @@
 // Stage 2 of MLA decode: merges the partial results of virtual sequences that have two or more splits, and clears the rows
 // of empty ones. A sequence in one piece was written by stage 1.
 //
-// Blocks are few, as each costs to start, and share out the work by the schedule: of a balanced one the blocks of a part merge
-// for the sequence that the part begins within, so a sequence has the more blocks the more pieces it has. Its rows, and if
-// those are fewer their columns, are divided among its blocks. Teams of threads take a row each or, where a row has many
+// Of a balanced schedule every partial result brings as many blocks to the sequence that it is of, so that all have as much to
+// do. The sequence's rows, and if those are fewer their columns, are divided among its blocks. Teams of threads take a row each or, where a row has many
 // splits, some of them, and then add up through shared memory. Every team looks at all log-sum-exps of its row while its
 // values are on their way, so nothing is scaled twice.
 
@@ -11,7 +10,7 @@ constexpr int LANE_COLUMNS = 8;    // 16 bytes of a partial result
 constexpr int LEAST_COLUMNS = 64;  // of a block
 constexpr int LOOKERS = LEAST_COLUMNS / LANE_COLUMNS;
 constexpr int IN_FLIGHT = 4;       // splits of a thread
-constexpr int LOOKED_AT = 8;       // log-sum-exps of a thread
+constexpr int LOOKED_AT = 4;       // log-sum-exps of a thread
 
 /// What the splits of a row add up to: weights are relative to `maximum`.
 struct Total {
@@ -27,13 +26,13 @@ struct Total {
     }
 
     /// Over `count` log-sum-exps, `stride` apart, by LOOKERS neighbouring threads; the result is in all of them.
-    static DEVICE Total look(const float GLOBAL* lse_of, int count, int64 stride) {
+    static DEVICE Total look(const float GLOBAL* lse_of, int count, int stride) {
         Total total = {NEGATIVE_INFINITY, 0.0f};
         NO_UNROLL for (int split = thread_index() % LOOKERS; split < count; split += LOOKERS * LOOKED_AT) {
             float lse[LOOKED_AT];
             float highest = total.maximum;
             UNROLL for (int j = 0; j < LOOKED_AT; j++) {
-                lse[j] = split + j * LOOKERS < count ? lse_of[(split + j * LOOKERS) * stride] : NEGATIVE_INFINITY;
+                lse[j] = split + j * LOOKERS < count ? lse_of[(int64)(split + j * LOOKERS) * stride] : NEGATIVE_INFINITY;
                 highest = ::maximum(highest, lse[j]);
             }
             total.raise(highest);
@@ -56,6 +55,12 @@ DEVICE void add_columns(float (&sum)[LANE_COLUMNS], float weight, const Word4& w
     }
 }
 
+/// Slots of a balanced schedule, as plan.rs counts them.
+DEVICE int num_slots(const DecodeParams& p) {
+    int64 most = (int64)p.batch * num_groups(p) * p.num_kv_splits;
+    return larger(most < 2 * (p.num_parts - 1) ? (int)most : 2 * (p.num_parts - 1), 1);
+}
+
 /// What a block merges: one of `count` equal shares of a sequence whose partial results lie in `slots`, if it has any.
 struct Share {
     int virtual_seq, index, count;
@@ -64,24 +69,23 @@ struct Share {
 
 DEVICE Share share_of(const DecodeParams& p) {
     bool balanced = p.schedule_kind == BALANCED;
-    int blocks = quotient(grid_blocks(), balanced ? p.num_parts : p.batch * num_groups(p));  // of a part, of a sequence
+    int blocks = quotient(grid_blocks(), balanced ? num_slots(p) : p.batch * num_groups(p));  // of a slot, of a sequence
     int item = quotient(block_index(), blocks);
     int index = block_index() - item * blocks;
     if (balanced) {
-        const int GLOBAL* part = schedule_of(p).parts + item * PART_WORDS;
-        int seq = part[0], split = part[4];
-        if (split == 0) return {seq, 0, 0, {0, 0}};  // it begins with a sequence
+        int seq = *slot_owner(schedule_of(p).parts, item);
+        if (seq < 0) return {0, 0, 0, {0, 0}};
         Slots slots = slots_of(p, seq);
-        return {seq, (split - 1) * blocks + index, (slots.count - 1) * blocks, slots};
+        return {seq, (item - (int)slots.begin) * blocks + index, slots.count * blocks, slots};
     }
     if (extent(p, item) == 0) return {item, 0, 0, {0, 0}};
     return {item, index, blocks, p.schedule_kind == OWN ? own_slots(p, item) : slots_of(p, item)};
 }
 
-/// Clears the rows of empty sequences, each by a block.
+/// Clears the rows of empty sequences, each by a block: by the last ones, which have least to merge.
 DEVICE void clear_empty(const DecodeParams& p) {
     int row_words = p.kv_lora_rank / 4;
-    NO_UNROLL for (int seq = block_index(); seq < p.batch * num_groups(p); seq += grid_blocks()) {
+    NO_UNROLL for (int seq = grid_blocks() - 1 - block_index(); seq < p.batch * num_groups(p); seq += grid_blocks()) {
         if (extent(p, seq) > 0) continue;
         NO_UNROLL for (int at = thread_index(); at < group_rows(p) * row_words; at += THREADS) {
             Row row = row_of(p, seq, quotient(at, row_words));
@@ -93,7 +97,7 @@ DEVICE void clear_empty(const DecodeParams& p) {
     }
 }
 
-KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
+KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     // The next kernel may come as near as it likes. Stage 1 lets this one begin once what came before stage 1 has ended, so lengths
     // and schedule may be read, and rows cleared that stage 1 leaves alone.
@@ -123,22 +127,18 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
     int spread = 1;
     while (spread < teams && (spread * IN_FLIGHT < share.slots.count || teams / spread > end_row - first_row)) spread *= 2;
     int log_spread = highest_bit(spread);
-    int64 rows = group;
     NO_UNROLL for (int r = first_row; r < end_row; r += teams >> log_spread) {
         int at = r + (team >> log_spread);
-        int64 first_slot_row = share.slots.begin * rows + smaller(at, end_row - 1);
+        int64 first_slot_row = share.slots.begin * group + smaller(at, end_row - 1);
         const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
         const uint16 GLOBAL* out_of = global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + column;
-        Row row = row_of(p, share.virtual_seq, at);
-        bool writes = at < end_row && row.valid;
-        uint16 GLOBAL* out = output_row(p, row);
         if (r == first_row) grid_dependency_wait();
         Total total;
         float sum[LANE_COLUMNS] = {};
         int first = team & (spread - 1);
         int split = first;
-        const float GLOBAL* lse_at = lse_of + first * rows;
-        const uint16 GLOBAL* out_at = out_of + first * rows * p.kv_lora_rank;
+        const float GLOBAL* lse_at = lse_of + first * group;
+        const uint16 GLOBAL* out_at = out_of + (int64)first * group * p.kv_lora_rank;
         NO_UNROLL do {
             Word4 word[IN_FLIGHT];
             float lse[IN_FLIGHT];
@@ -150,10 +150,10 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
                     lse[j] = *lse_at;
                 }
                 split += spread;
-                lse_at += spread * rows;
-                out_at += spread * rows * p.kv_lora_rank;
+                lse_at += spread * group;
+                out_at += (int64)spread * group * p.kv_lora_rank;
             }
-            if (split == first + spread * IN_FLIGHT) total = Total::look(lse_of, share.slots.count, rows);
+            if (split == first + spread * IN_FLIGHT) total = Total::look(lse_of, share.slots.count, group);
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
                 float weight = total.weight_of(lse[j]);
                 if (weight != 0.0f) add_columns(sum, weight, word[j]);  // what an empty split holds may be anything
@@ -161,6 +161,8 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
         } while (split < share.slots.count);
         // Emptiness is a weight of zero: a NaN must show.
         float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
+        Row row = row_of(p, share.virtual_seq, at);
+        bool writes = at < end_row && row.valid;
         if (writes && column == 0 && first == 0) {
             write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
         }
@@ -173,13 +175,13 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
         NO_UNROLL for (int pair = thread_index() & (row_threads - 1); pair < columns / 2; pair += row_threads) {
             const float SHARED* of = sums + (team >> log_spread << log_spread) * columns + pair * 2;
             float low = 0.0f, high = 0.0f;
-#pragma unroll 8
+#pragma unroll 4
             for (int other = 0; other < spread; other++) {
                 Word2 part = *(const Word2 SHARED*)(of + other * columns);
                 low += bits_float(part.x);
                 high += bits_float(part.y);
             }
-            if (writes) *(uint32 GLOBAL*)(out + first_column + pair * 2) = pack(low * factor, high * factor);
+            if (writes) *(uint32 GLOBAL*)(output_row(p, row) + first_column + pair * 2) = pack(low * factor, high * factor);
         }
         if (r + (teams >> log_spread) < end_row) barrier();
     }

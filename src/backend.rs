@@ -92,6 +92,8 @@ pub struct DecodeKernels {
     pub query_group: usize,
     /// Blocks of stage 1 that are resident on one compute unit.
     pub blocks_per_unit: usize,
+    /// Cost of starting a sequence in a balanced schedule, in tiles of stage 1.
+    pub fixed_cost: i32,
     /// Dynamic shared memory of a block of stage 1, in bytes.
     pub split_shared_bytes: u32,
     /// Whether blocks of stage 1 are to find their pieces by themselves where the policy leaves it open

@@ -15,7 +15,7 @@ pub const MIN_TOKENS_PER_SPLIT: usize = 512;
 /// Most splits that any policy makes of one sequence.
 pub const MAX_KV_SPLITS: usize = 4096;
 
-/// Cost of starting a sequence in a balanced schedule, in tiles (`c0`).
+/// Cost of starting a sequence in a balanced schedule, in tiles (`c0`), of kernels that were not measured for it.
 pub const FIXED_COST: i32 = 1;
 
 /// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
@@ -35,6 +35,9 @@ const REDUCE_COLUMNS: usize = 64;
 
 /// Words of one part in the schedule table.
 pub const PART_WORDS: usize = 8;
+
+/// Word of a part at which it says whose two slots are.
+const SLOT_WORD: usize = 5;
 
 /// The split-count heuristic shared by all backends: `min(next_pow2(max(1, max_seq_len / 512)), 2 * num_compute_units)`.
 ///
@@ -152,7 +155,7 @@ pub struct DecodePlan {
     pub num_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
-    /// Blocks of stage 2: as many of each part of a balanced schedule, or of each sequence.
+    /// Blocks of stage 2: as many of each slot of a balanced schedule, or else of each sequence.
     pub reduce_blocks: usize,
     /// Query tokens per group.
     pub query_group: usize,
@@ -225,9 +228,13 @@ impl DecodePlan {
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
-        let items = if schedule == ScheduleKind::Balanced { num_parts } else { virtual_seqs }.max(1);
-        let shares = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
-        let reduce_blocks = items * (kernels.reduce_blocks / items).clamp(1, shares.max(1));
+        // A part has one slot on an average where all sequences are split.
+        let (items, mean) = match schedule {
+            ScheduleKind::Balanced => (num_slots.max(1), num_parts),
+            _ => (virtual_seqs, virtual_seqs),
+        };
+        let most = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
+        let reduce_blocks = items * (kernels.reduce_blocks / mean.max(1)).clamp(1, most.max(1));
 
         let rows = num_slots * group_rows;
         Ok(Self {
@@ -285,10 +292,11 @@ pub struct BalanceShape {
 ///
 /// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
 /// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
-/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, 0}`. A part covers everything from `first_tile` of
-/// `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split` is the split
-/// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
-/// `slot_begin[v] + s`.
+/// `{first_seq, first_tile, end_seq, end_tile, first_split, seq_of_slot, seq_of_next_slot, 0}`. A part covers everything from
+/// `first_tile` of `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split`
+/// is the split index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
+/// `slot_begin[v] + s`. Part `p` also says whose the slots `2 p` and `2 p + 1` are: a sequence, or -1. There are no more slots
+/// than that, as each boundary makes two at most.
 ///
 /// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer by
 /// an eighth at most, every sequence is cut into as few equal pieces as that takes: a piece less to write, read and merge for most
@@ -338,8 +346,13 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
     for p in 0..shape.num_parts {
         let (next_v, next_begin, end) = boundary(p + 1, v, begin);
         parts[p * PART_WORDS..(p + 1) * PART_WORDS]
-            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, 0]);
+            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], -1, -1, 0]);
         (v, begin, first) = (next_v, next_begin, end);
+    }
+    for v in 0..tiles.len() {
+        for slot in offsets[v] as usize..offsets[v + 1] as usize {
+            parts[slot / 2 * PART_WORDS + SLOT_WORD + slot % 2] = v as i32;
+        }
     }
 }
 
@@ -367,7 +380,8 @@ impl Cut {
         let most = even + even / SLACK;
         let mean = (costs().map(|cost| cost - shape.fixed_cost).sum::<i64>().div_ceil_(num_parts))
             .max((longest - shape.fixed_cost).div_ceil_(splits));
-        let lengths = (0..PIECE_LENGTHS).map(|i| mean + i * mean.div_ceil_(32)).filter(|&piece| 0 < piece && piece <= most);
+        let lengths =
+            (0..PIECE_LENGTHS).map(|i| mean + i * mean.div_ceil_(32)).filter(|&piece| 0 < piece && piece <= most);
         for piece in lengths {
             let pieces = Self { chunk: 1, snap: 0, fixed: 0, piece };
             if tiles.iter().map(|&t| pieces.cost(t)).sum::<i64>() <= num_parts {
@@ -445,6 +459,11 @@ mod tests {
             slots += if n >= 2 { n } else { 0 };
         }
         assert_eq!(offsets[tiles.len()], slots);
+        for slot in 0..2 * shape.num_parts {
+            let owner = (0..tiles.len()).find(|&v| (offsets[v]..offsets[v + 1]).contains(&(slot as i32)));
+            let said = parts[slot / 2 * PART_WORDS + SLOT_WORD + slot % 2];
+            assert_eq!(said, owner.map_or(-1, |v| v as i32), "{shape:?} {tiles:?} slot {slot}");
+        }
         assert!(slots as usize <= 2 * (shape.num_parts - 1));
     }
 
@@ -463,7 +482,7 @@ mod tests {
             let shape = BalanceShape {
                 num_parts: 1 + random(140) as usize,
                 num_kv_splits: 1 + random(140) as usize,
-                fixed_cost: 1 + random(3) as i64,
+                fixed_cost: 1 + random(5) as i64,
             };
             check(&shape, &tiles);
         }
@@ -522,6 +541,7 @@ mod tests {
             plan: variant(Entry::Plan),
             query_group: 1,
             blocks_per_unit: 1,
+            fixed_cost: FIXED_COST,
             split_shared_bytes: 0,
             own_pieces,
             partial_dtype: crate::DType::BF16,
@@ -556,6 +576,8 @@ mod tests {
         assert_eq!(cut(132, &[64; 128]), (0, 64), "a sequence per part");
         assert_eq!(cut(132, &[64; 64]), (128, 32), "two pieces of each, none across two parts");
         assert_eq!(cut(66, &[64; 128]), (0, 128), "two sequences per part");
+        assert_eq!(cut(66, &[64; 16]), (64, 16), "four equal pieces of each");
+        assert_eq!(cut(66, &[64; 4]), (64, 4), "sixteen equal pieces of each");
         let (slots, longest) = cut(132, &[64; 100]);
         assert!(slots > 0 && longest <= 52, "a third more than the mean is too much: {slots} {longest}");
         let (_, longest) = cut(132, &[2048, 64, 64, 64, 64, 64, 64, 64]);

@@ -460,9 +460,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
             Queries::fetch_near(p, opening.at.seq, first_row, thread_index() - 128, 256);
         }
     }
+    barrier();
     grid_dependency_wait();
     grid_dependency_launch();
-    barrier();
 
     Part part = opening.look_again(p, item);
     if (!opening.at.more) return;

@@ -7,6 +7,7 @@
 use super::{Entry, Variant, select_cdna, select_few, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
+use crate::plan::FIXED_COST;
 use crate::tensor::DType;
 
 /// Latent and rope widths that kernels are compiled for.
@@ -25,7 +26,7 @@ const MAX_QUERY_LEN: usize = 1024;
 pub(super) const FEW_TOKENS: usize = 8192;
 
 /// Blocks of stage 2 of a compute unit.
-const REDUCE_BLOCKS: usize = 2;
+const REDUCE_BLOCKS: usize = 4;
 const REDUCE_THREADS: u32 = 256;
 const PLAN_THREADS: u32 = 256;
 
@@ -221,6 +222,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         plan: plan_variant(),
         query_group,
         blocks_per_unit: 1,
+        fixed_cost: if split.form == select_sm90::ROWS_FORM { select_sm90::ROWS_FIXED_COST } else { FIXED_COST },
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,

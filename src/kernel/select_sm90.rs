@@ -30,6 +30,8 @@ pub(super) const KEYS_FORM: u32 = 2;
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
+/// What a piece costs the rows form beside its tiles, in tiles.
+pub(super) const ROWS_FIXED_COST: i32 = 3;
 /// Tiles in flight of the rows form.
 const STAGES: u32 = 3;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.

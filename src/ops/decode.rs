@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
 use crate::observe::span;
-use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
+use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
 use crate::stream::Stream;
 use crate::tensor::{DType, Owner, Tensor};
 use crate::workspace::Workspace;
@@ -284,7 +284,7 @@ impl<B: Backend> MlaDecode<B> {
             sm_scale: self.config.sm_scale,
             softcap: self.config.softcap,
             kv_scale: 1.0,
-            fixed_cost: FIXED_COST,
+            fixed_cost: plan.kernels.fixed_cost,
             num_groups: check::int("query_len", num_groups)?,
             ..bytemuck::Zeroable::zeroed()
         })

@@ -2,7 +2,7 @@
 
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 use latentwave::kernel::{Launch, Params};
-use latentwave::plan::{BalanceShape, FIXED_COST, balance};
+use latentwave::plan::{BalanceShape, balance};
 use latentwave::reference::{Attended, merge};
 use latentwave::testing::{SplitMix64, check_close, poisoned};
 use latentwave::{
@@ -67,7 +67,7 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
         let shape = BalanceShape {
             num_parts: plan.decode().num_parts,
             num_kv_splits: plan.decode().num_kv_splits,
-            fixed_cost: i64::from(FIXED_COST),
+            fixed_cost: i64::from(plan.kernels().fixed_cost),
         };
         balance(&shape, &tiles, &mut want);
         assert_eq!(table.to_vec::<i32>(backend).unwrap(), want, "round {round}: {batch} x {query_len}, {lens:?}");

@@ -161,6 +161,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         plan: variant(Entry::Plan),
         query_group,
         blocks_per_unit: 2,
+        fixed_cost: 1,
         split_shared_bytes: 0,
         own_pieces: false,
         partial_dtype: DType::F32,

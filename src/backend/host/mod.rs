@@ -214,6 +214,7 @@ impl Backend for Host {
             query_group,
             // Two parts per thread even out what else the machine is doing.
             blocks_per_unit: 2,
+            fixed_cost: crate::plan::FIXED_COST,
             split_shared_bytes: 0,
             own_pieces: false,
             partial_dtype: DType::F32,
