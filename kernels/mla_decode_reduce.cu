@@ -1,8 +1,9 @@
 // Stage 2 of MLA decode: merges the partial results of virtual sequences that have two or more splits, and clears the rows
 // of empty ones. A sequence in one piece was written by stage 1.
 //
-// Of a balanced schedule every partial result brings as many blocks to the sequence that it is of, so that all have as much to
-// do. The sequence's rows, and if those are fewer their columns, are divided among its blocks. Teams of threads take a row each or, where a row has many
+// Blocks are few, as each costs to start. Of a balanced schedule those of a part merge the sequence that the part begins within, or
+// else ends within: a sequence has the more blocks the more pieces it has. Its rows, and if those are fewer their columns, are
+// divided among its blocks. Teams of threads take a row each or, where a row has many
 // splits, some of them, and then add up through shared memory. Every team looks at all log-sum-exps of its row while its
 // values are on their way, so nothing is scaled twice.
 
@@ -55,12 +56,6 @@ DEVICE void add_columns(float (&sum)[LANE_COLUMNS], float weight, const Word4& w
     }
 }
 
-/// Slots of a balanced schedule, as plan.rs counts them.
-DEVICE int num_slots(const DecodeParams& p) {
-    int64 most = (int64)p.batch * num_groups(p) * p.num_kv_splits;
-    return larger(most < 2 * (p.num_parts - 1) ? (int)most : 2 * (p.num_parts - 1), 1);
-}
-
 /// What a block merges: one of `count` equal shares of a sequence whose partial results lie in `slots`, if it has any.
 struct Share {
     int virtual_seq, index, count;
@@ -69,14 +64,20 @@ struct Share {
 
 DEVICE Share share_of(const DecodeParams& p) {
     bool balanced = p.schedule_kind == BALANCED;
-    int blocks = quotient(grid_blocks(), balanced ? num_slots(p) : p.batch * num_groups(p));  // of a slot, of a sequence
+    int blocks = quotient(grid_blocks(), balanced ? p.num_parts : p.batch * num_groups(p));  // of a part, of a sequence
     int item = quotient(block_index(), blocks);
     int index = block_index() - item * blocks;
     if (balanced) {
-        int seq = *slot_owner(schedule_of(p).parts, item);
-        if (seq < 0) return {0, 0, 0, {0, 0}};
+        const int GLOBAL* part = schedule_of(p).parts + item * PART_WORDS;
+        Word4 ends = *(const Word4 GLOBAL*)part;
+        int split = part[4];
+        // A part within a sequence merges that one, another the one that ends within it.
+        int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
+        if (split == 0 && ends.w == 0) return {seq, 0, 0, {0, 0}};
         Slots slots = slots_of(p, seq);
-        return {seq, (item - (int)slots.begin) * blocks + index, slots.count * blocks, slots};
+        // Whose first piece lies in a part that merges another one has a part less.
+        int less = split > 0 && part[4 - split * PART_WORDS] > 0;
+        return {seq, (split - less) * blocks + index, (slots.count - less) * blocks, slots};
     }
     if (extent(p, item) == 0) return {item, 0, 0, {0, 0}};
     return {item, index, blocks, p.schedule_kind == OWN ? own_slots(p, item) : slots_of(p, item)};

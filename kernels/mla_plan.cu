@@ -98,13 +98,8 @@ DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, i
         part[0] = seq;
         part[1] = tile;
         part[4] = split;
-        part[7] = 0;
+        part[5] = part[6] = part[7] = 0;
     }
-}
-
-/// Writes whose a slot is.
-DEVICE void write_owner(const DecodeParams& p, int GLOBAL* parts, int64 slot, int seq) {
-    if (slot < 2 * p.num_parts) *slot_owner(parts, slot) = seq;
 }
 
 KERNEL(THREADS) mla_plan(const DecodeParams p) {
@@ -155,7 +150,6 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
         int64 slots_here;
         int64 slots_end = slots + block_scan(pieces >= 2 ? pieces : 0, wave_value, slots_here);
         if (v < virtual_seqs) slot_begin[v + 1] = (int)slots_end;
-        for (int64 slot = slots_end - (pieces >= 2 ? pieces : 0); slot < slots_end; slot++) write_owner(p, parts, slot, v);
         begins[thread] = own_begin;
         tiles[thread] = own;
         barrier();
@@ -191,7 +185,6 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     for (int64 at = ceil_div(cut.total, cut.chunk) + thread; at <= p.num_parts; at += THREADS) {
         write_boundary(p, parts, at, virtual_seqs, 0, 0);
     }
-    for (int64 slot = slots + thread; slot < 2 * p.num_parts; slot += THREADS) write_owner(p, parts, slot, -1);
     if (thread == 0) slot_begin[0] = 0;
     for (int64 i = virtual_seqs + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;
 }

@@ -168,11 +168,6 @@ struct Schedule {
     const int GLOBAL* parts;
 };
 constexpr int PART_WORDS = 8;
-/// Where it stands whose a slot is: a sequence's, or nobody's if negative.
-template <typename Int>
-DEVICE Int GLOBAL* slot_owner(Int GLOBAL* parts, int64 slot) {
-    return parts + slot / 2 * PART_WORDS + 5 + slot % 2;
-}
 
 DEVICE Schedule schedule_of(const DecodeParams& p) {
     const int GLOBAL* table = global_pointer<const int>(p.schedule);

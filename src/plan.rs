@@ -36,9 +36,6 @@ const REDUCE_COLUMNS: usize = 64;
 /// Words of one part in the schedule table.
 pub const PART_WORDS: usize = 8;
 
-/// Word of a part at which it says whose two slots are.
-const SLOT_WORD: usize = 5;
-
 /// The split-count heuristic shared by all backends: `min(next_pow2(max(1, max_seq_len / 512)), 2 * num_compute_units)`.
 ///
 /// Source: vLLM's Triton MLA backend, `_compute_num_kv_splits` (0.25.1 to 0.33.0). The cap need not be a power of two.
@@ -155,7 +152,7 @@ pub struct DecodePlan {
     pub num_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
-    /// Blocks of stage 2: as many of each slot of a balanced schedule, or else of each sequence.
+    /// Blocks of stage 2: as many of each part of a balanced schedule, or else of each sequence.
     pub reduce_blocks: usize,
     /// Query tokens per group.
     pub query_group: usize,
@@ -228,13 +225,9 @@ impl DecodePlan {
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
-        // A part has one slot on an average where all sequences are split.
-        let (items, mean) = match schedule {
-            ScheduleKind::Balanced => (num_slots.max(1), num_parts),
-            _ => (virtual_seqs, virtual_seqs),
-        };
-        let most = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
-        let reduce_blocks = items * (kernels.reduce_blocks / mean.max(1)).clamp(1, most.max(1));
+        let items = if schedule == ScheduleKind::Balanced { num_parts } else { virtual_seqs }.max(1);
+        let shares = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
+        let reduce_blocks = items * (kernels.reduce_blocks / items).clamp(1, shares.max(1));
 
         let rows = num_slots * group_rows;
         Ok(Self {
@@ -292,11 +285,10 @@ pub struct BalanceShape {
 ///
 /// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
 /// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
-/// `{first_seq, first_tile, end_seq, end_tile, first_split, seq_of_slot, seq_of_next_slot, 0}`. A part covers everything from
-/// `first_tile` of `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split`
-/// is the split index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
-/// `slot_begin[v] + s`. Part `p` also says whose the slots `2 p` and `2 p + 1` are: a sequence, or -1. There are no more slots
-/// than that, as each boundary makes two at most.
+/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, 0}`. A part covers everything from `first_tile` of
+/// `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split` is the split
+/// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
+/// `slot_begin[v] + s`.
 ///
 /// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer by
 /// an eighth at most, every sequence is cut into as few equal pieces as that takes: a piece less to write, read and merge for most
@@ -346,13 +338,8 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
     for p in 0..shape.num_parts {
         let (next_v, next_begin, end) = boundary(p + 1, v, begin);
         parts[p * PART_WORDS..(p + 1) * PART_WORDS]
-            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], -1, -1, 0]);
+            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, 0]);
         (v, begin, first) = (next_v, next_begin, end);
-    }
-    for v in 0..tiles.len() {
-        for slot in offsets[v] as usize..offsets[v + 1] as usize {
-            parts[slot / 2 * PART_WORDS + SLOT_WORD + slot % 2] = v as i32;
-        }
     }
 }
 
@@ -459,11 +446,6 @@ mod tests {
             slots += if n >= 2 { n } else { 0 };
         }
         assert_eq!(offsets[tiles.len()], slots);
-        for slot in 0..2 * shape.num_parts {
-            let owner = (0..tiles.len()).find(|&v| (offsets[v]..offsets[v + 1]).contains(&(slot as i32)));
-            let said = parts[slot / 2 * PART_WORDS + SLOT_WORD + slot % 2];
-            assert_eq!(said, owner.map_or(-1, |v| v as i32), "{shape:?} {tiles:?} slot {slot}");
-        }
         assert!(slots as usize <= 2 * (shape.num_parts - 1));
     }
 

@@ -47,9 +47,9 @@ struct Queries {
 
     static constexpr int KEPT_BYTES = HALF_BYTES / SIDE_WARPS;  // of a warp
 
-    /// Asks for the rows to be near when they are fetched, by `threads` threads.
-    static DEVICE void fetch_near(const DecodeParams& p, int virtual_seq, int first_row, int thread, int threads) {
-        NO_UNROLL for (int r = thread; r < ROWS; r += threads) {
+    /// Asks for the rows to be near when they are fetched, by one warp.
+    static DEVICE void fetch_near(const DecodeParams& p, int virtual_seq, int first_row) {
+        NO_UNROLL for (int r = lane_index(); r < ROWS; r += 32) {
             Row row = row_of(p, virtual_seq, first_row + r);
             if (!row.valid) continue;
             const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + row.seq * p.q_stride_batch + row.token * p.q_stride_token +
@@ -401,14 +401,21 @@ struct Side {
 };
 
 /// The pieces of the block's part, by one side.
-DEVICE void attend_part(const DecodeParams& p, const Cursor& first, int item, const Part& part, int first_row, int side,
-                        unsigned char SHARED* shared, const Ring& ring) {
+DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, unsigned char SHARED* shared,
+                        const Ring& ring) {
     unsigned char SHARED* staged = shared + QUERY_AT;
     Side self = {p, side, shared, ring};
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
-    Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    // The part's first sequence is seldom empty: its queries are asked for before its length has told.
+    Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    Cursor first(p, part);
+    if (first.seq != part.seq || !first.more) {
+        copy_wait<0>();
+        if (!first.more) return;
+        Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    }
     Piece piece(p, first, part, first_row);
     if (describes) self.piece(0) = piece;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
@@ -448,31 +455,22 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }
+    grid_dependency_wait();
+    grid_dependency_launch();
+    barrier();
+
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     int item = block_index() / row_blocks;
+    Part part = find_part(p, item);
+    if (part.empty()) return;
     int role = warpgroup_index();
-    Opening opening(p, item);
-    if (opening.at.more) {
-        if (role == 0) {
-            opening.fetch(p, warp_of_group(), latent, rope);
-        } else {
-            Queries::fetch_near(p, opening.at.seq, first_row, thread_index() - 128, 256);
-        }
-    }
-    barrier();
-    grid_dependency_wait();
-    grid_dependency_launch();
-
-    Part part = opening.look_again(p, item);
-    if (!opening.at.more) return;
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if (warp_of_group() > 0) return;
-        load_tiles(p, part, opening.at, opening.box, latent, rope, ring,
-                   [&](int seq) { Queries::fetch_near(p, seq, first_row, lane_index(), 32); });
+        load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
     } else {
         grow_registers<SIDE_REGISTERS>();
-        attend_part(p, opening.at, item, part, first_row, role - 1, shared, ring);
+        attend_part(p, item, part, first_row, role - 1, shared, ring);
     }
 }

@@ -16,14 +16,15 @@ constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0,
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;
+
+    DEVICE bool empty() const { return seq > end_seq || (seq == end_seq && token >= end_token); }
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        int word[5];
-        UNROLL for (int i = 0; i < 5; i++) word[i] = load_now(words + i);
-        return {word[0], word[1] * TILE_TOKENS, word[2], word[3] * TILE_TOKENS, word[4]};
+        Word4 ends = *(const Word4 GLOBAL*)words;
+        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -39,18 +40,16 @@ struct Cursor {
     int seq, token, end, split;
     bool more;
 
-    /// The extent of one sequence may be known already.
-    DEVICE Cursor(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0)
-        : seq(part.seq), token(part.token), end(0), split(part.split) {
-        settle(p, part, known, tokens);
+    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split) {
+        settle(p, part);
         token &= -TILE_TOKENS;
     }
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
-    DEVICE void settle(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0) {
+    DEVICE void settle(const DecodeParams& p, const Part& part) {
         more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = seq == known ? tokens : extent(p, seq);
+            end = extent(p, seq);
             if (seq == part.end_seq) end = smaller(end, part.end_token);
             more = token < end;
             if (more) break;
@@ -126,25 +125,25 @@ struct Ring {
 struct Box {
     int rows, page, entry;
 
-    DEVICE Box(const DecodeParams& p) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)), page(-1), entry(0) {}
-
-    /// Where the page of this lane's box of the tile at a cursor is told; null if it has none. A page past the piece's end is not
-    /// looked up, and one outside the cache is not followed: their rows become zeros.
-    DEVICE const int GLOBAL* page_at(const DecodeParams& p, const Cursor& at) const {
-        int token = at.token + lane_index() * rows;
-        if (!at.more || token >= at.end || lane_index() * rows >= TILE_TOKENS) return nullptr;
-        return global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride + token / p.page_size;
+    /// Of the first tile of a part, before lengths tell where that is: most often where the part begins.
+    DEVICE Box(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+        look_up(p, part.seq, part.token & -TILE_TOKENS, p.table_width * p.page_size);
     }
 
-    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
-        const int GLOBAL* told = page_at(p, at);
-        page = told ? load_now(told) : -1;
-        entry = (at.token + lane_index() * rows) % p.page_size;
+    /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+    DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
+        int token = first + lane_index() * rows;
+        page = -1;
+        if (token < end && lane_index() * rows < TILE_TOKENS) {
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride;
+            page = table[token / p.page_size];
+        }
+        entry = token % p.page_size;
     }
 
-    /// Asks for this lane's rows of a unit of columns.
-    DEVICE void fetch(const TensorMap& map, int column) const {
-        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
+    /// Forgets the pages from `end` on.
+    DEVICE void clip(int first, int end) {
+        if (first + lane_index() * rows >= end) page = -1;
     }
 
     /// Copies this lane's rows of `count` units of columns.
@@ -157,60 +156,17 @@ struct Box {
     }
 };
 
-/// Where a block begins, as it is told twice. What it is told before the kernels that write lengths, pages and schedule have ended
-/// may be out of date, or nonsense, so nothing but requests of the second-level cache follows from it. Most often it is right:
-/// then everything needs only to be looked at once more, at the same time.
-struct Opening {
-    Cursor at;
-    Box box;
-    const int GLOBAL* length_at;
-    const int GLOBAL* page_at;
-
-    /// Before the wait. At most one sequence is looked at, whatever the schedule says.
-    DEVICE Opening(const DecodeParams& p, int item) : at(p, first_sequence(p, find_part(p, item))), box(p) {
-        if (!at.more) at.seq = 0;
-        length_at = global_pointer<const int>(p.seq_lens) + quotient(at.seq, num_groups(p));
-        page_at = box.page_at(p, at);
-    }
-
-    static DEVICE Part first_sequence(const DecodeParams& p, const Part& part) {
-        int seq = part.seq >= 0 && part.seq < p.batch * num_groups(p) ? part.seq : 0;
-        bool ends = part.end_seq == seq;
-        return {seq, larger(part.token, 0), ends ? seq : seq + 1, ends ? part.end_token : 0, 0};
-    }
-
-    /// Asks for the `ahead`th tile, by one warp.
-    DEVICE void fetch(const DecodeParams& p, int ahead, const TensorMap& latent, const TensorMap& rope) const {
-        Cursor tile = at;
-        tile.token += ahead * TILE_TOKENS;
-        Box of = box;
-        of.look_up(p, tile);
-        NO_UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) of.fetch(latent, unit);
-        if (ROPE_DIM > 0) of.fetch(rope, 0);
-    }
-
-    /// After the wait: the part, where it begins, and the boxes there.
-    DEVICE Part look_again(const DecodeParams& p, int item) {
-        int length = load_now(length_at);
-        int page = page_at ? load_now(page_at) : -1;
-        Part part = find_part(p, item);
-        Cursor now(p, part, at.seq, visible_tokens(p, usable_length(p, length), last_token(p, at.seq)));
-        bool same = now.more && at.more && now.seq == at.seq && now.token == at.token && now.end == at.end;
-        at = now;
-        if (same) {
-            box.page = page;
-            box.entry = (at.token + lane_index() * box.rows) % p.page_size;
-        } else {
-            box.look_up(p, at);
-        }
-        return part;
-    }
-};
-
 /// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
 template <typename Turn>
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Box box, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring, Turn turn) {
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
+                       Turn turn) {
+    Box box(p, part);
+    Cursor at(p, part);
+    if (at.seq == part.seq) {
+        box.clip(at.token, at.end);
+    } else if (at.more) {
+        box.look_up(p, at.seq, at.token, at.end);
+    }
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
@@ -237,7 +193,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Box b
         if (FORM != 1) load_rotary();
         int seq = at.seq;
         at.advance(p, part);
-        box.look_up(p, at);
+        if (at.more) box.look_up(p, at.seq, at.token, at.end);
         if (at.more && at.seq != seq) turn(at.seq);
         tile.advance();
         odd ^= 1;
