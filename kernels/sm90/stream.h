@@ -94,6 +94,11 @@ DEVICE Place<count> place_of(int n) {
 /// The tiles in shared memory: a ring of half tiles, and one of rotary units. Every unit of columns has a barrier that ends a phase
 /// when it has come, every half and every rotary unit one that does when its readers are done with it. Rotary units of even and of
 /// odd tiles have barriers of their own also where they share a place: who waits for one need not have seen the one before.
+///
+/// Who waits for a phase must know that the one before has ended, or takes an older one of the same parity for it. The loader and
+/// the sides of form 1 do: places are emptied and filled in order, and what was in the place of a side's tile before is of the tile
+/// two or three earlier, whose weights it has made or taken over; it waits for each rotary unit of its tiles, and takes over every
+/// tile of the other side.
 constexpr int HALVES = 2 * STAGES - 1;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
 constexpr int ROTARIES = FORM == 1 ? 1 : STAGES - 1;

@@ -25,8 +25,9 @@ const MAX_QUERY_LEN: usize = 1024;
 /// Sequences times tokens below which small blocks of rows are better than few, however many rows there are.
 pub(super) const FEW_TOKENS: usize = 8192;
 
-/// Blocks of stage 2 of a compute unit.
-const REDUCE_BLOCKS: usize = 4;
+/// Blocks of stage 2 of a compute unit: for groups of up to [`REDUCE_FEW_ROWS`] rows, and of more.
+const REDUCE_BLOCKS: [usize; 2] = [2, 3];
+const REDUCE_FEW_ROWS: usize = 32;
 const REDUCE_THREADS: u32 = 256;
 const PLAN_THREADS: u32 = 256;
 
@@ -226,7 +227,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,
-        reduce_blocks: REDUCE_BLOCKS * units,
+        reduce_blocks: REDUCE_BLOCKS[usize::from(rows > REDUCE_FEW_ROWS)] * units,
         row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })
