@@ -1,17 +1,17 @@
 // Stage 2 of MLA decode: merges the partial results of virtual sequences that have two or more splits, and clears the rows
-// of empty ones. A sequence in one piece was written by stage 1 and costs only a look at the schedule.
+// of empty ones. A sequence in one piece was written by stage 1.
 //
-// A block merges BLOCK_ROWS rows x COLUMNS columns. Its teams of LANES threads share out rows and splits by the number of
-// splits: few splits, a row per team; many, several teams per row, which then add up through shared memory. Every team looks
-// at all log-sum-exps of its row while its values are on their way, so nothing is scaled twice.
+// Blocks are few, as each costs to start. Of a balanced schedule those of a part merge the sequence that the part begins within, or
+// else ends within: a sequence has the more blocks the more pieces it has. Its rows, and if those are fewer their columns, are
+// divided among its blocks. Teams of threads take a row each or, where a row has many
+// splits, some of them, and then add up through shared memory. Every team looks at all log-sum-exps of its row while its
+// values are on their way, so nothing is scaled twice.
 
-constexpr int COLUMNS = TILE_TOKENS;  // stage 2 has no tiles: the constant gives its columns
-constexpr int LANE_COLUMNS = 8;       // 16 bytes of a partial result
-constexpr int LANES = COLUMNS / LANE_COLUMNS;
-constexpr int TEAMS = THREADS / LANES;
-constexpr int LOOKERS = LANES < WAVE ? LANES : WAVE;
-constexpr int IN_FLIGHT = 4;
-static_assert(THREADS % LANES == 0 && LOOKERS >= 8, "whole teams");
+constexpr int LANE_COLUMNS = 8;    // 16 bytes of a partial result
+constexpr int LEAST_COLUMNS = 64;  // of a block
+constexpr int LOOKERS = LEAST_COLUMNS / LANE_COLUMNS;
+constexpr int IN_FLIGHT = 4;       // splits of a thread
+constexpr int LOOKED_AT = 4;       // log-sum-exps of a thread
 
 /// What the splits of a row add up to: weights are relative to `maximum`.
 struct Total {
@@ -27,17 +27,17 @@ struct Total {
     }
 
     /// Over `count` log-sum-exps, `stride` apart, by LOOKERS neighbouring threads; the result is in all of them.
-    static DEVICE Total look(const float GLOBAL* lse_of, int count, int64 stride) {
+    static DEVICE Total look(const float GLOBAL* lse_of, int count, int stride) {
         Total total = {NEGATIVE_INFINITY, 0.0f};
-        NO_UNROLL for (int split = thread_index() % LOOKERS; split < count; split += LOOKERS * IN_FLIGHT) {
-            float lse[IN_FLIGHT];
+        NO_UNROLL for (int split = thread_index() % LOOKERS; split < count; split += LOOKERS * LOOKED_AT) {
+            float lse[LOOKED_AT];
             float highest = total.maximum;
-            UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
-                lse[j] = split + j * LOOKERS < count ? lse_of[(split + j * LOOKERS) * stride] : NEGATIVE_INFINITY;
+            UNROLL for (int j = 0; j < LOOKED_AT; j++) {
+                lse[j] = split + j * LOOKERS < count ? lse_of[(int64)(split + j * LOOKERS) * stride] : NEGATIVE_INFINITY;
                 highest = ::maximum(highest, lse[j]);
             }
             total.raise(highest);
-            UNROLL for (int j = 0; j < IN_FLIGHT; j++) total.weight += total.weight_of(lse[j]);
+            UNROLL for (int j = 0; j < LOOKED_AT; j++) total.weight += total.weight_of(lse[j]);
         }
         total.raise(lanes_maximum<LOOKERS>(total.maximum));
         total.weight = lanes_sum<LOOKERS>(total.weight);
@@ -56,86 +56,114 @@ DEVICE void add_columns(float (&sum)[LANE_COLUMNS], float weight, const Word4& w
     }
 }
 
-/// Clears rows of an empty virtual sequence.
-DEVICE void clear_rows(const DecodeParams& p, int virtual_seq, int first_row, int end_row, int column) {
-    NO_UNROLL for (int r = first_row + thread_index() / LANES; r < end_row; r += TEAMS) {
-        Row row = row_of(p, virtual_seq, r);
-        if (!row.valid || column >= p.kv_lora_rank) continue;
-        Word2 GLOBAL* to = (Word2 GLOBAL*)(output_row(p, row) + column);
-        to[0] = to[1] = {0, 0};
-        if (column == 0) write_lse(p, row, NEGATIVE_INFINITY);
+/// What a block merges: one of `count` equal shares of a sequence whose partial results lie in `slots`, if it has any.
+struct Share {
+    int virtual_seq, index, count;
+    Slots slots;
+};
+
+DEVICE Share share_of(const DecodeParams& p) {
+    bool balanced = p.schedule_kind == BALANCED;
+    int blocks = quotient(grid_blocks(), balanced ? p.num_parts : p.batch * num_groups(p));  // of a part, of a sequence
+    int item = quotient(block_index(), blocks);
+    int index = block_index() - item * blocks;
+    if (balanced) {
+        const int GLOBAL* part = schedule_of(p).parts + item * PART_WORDS;
+        Word4 ends = *(const Word4 GLOBAL*)part;
+        int split = part[4];
+        // A part within a sequence merges that one, another the one that ends within it.
+        int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
+        if (split == 0 && ends.w == 0) return {seq, 0, 0, {0, 0}};
+        Slots slots = slots_of(p, seq);
+        // Whose first piece lies in a part that merges another one has a part less.
+        int less = split > 0 && part[4 - split * PART_WORDS] > 0;
+        return {seq, (split - less) * blocks + index, (slots.count - less) * blocks, slots};
+    }
+    if (extent(p, item) == 0) return {item, 0, 0, {0, 0}};
+    return {item, index, blocks, p.schedule_kind == OWN ? own_slots(p, item) : slots_of(p, item)};
+}
+
+/// Clears the rows of empty sequences, each by a block: by the last ones, which have least to merge.
+DEVICE void clear_empty(const DecodeParams& p) {
+    int row_words = p.kv_lora_rank / 4;
+    NO_UNROLL for (int seq = grid_blocks() - 1 - block_index(); seq < p.batch * num_groups(p); seq += grid_blocks()) {
+        if (extent(p, seq) > 0) continue;
+        NO_UNROLL for (int at = thread_index(); at < group_rows(p) * row_words; at += THREADS) {
+            Row row = row_of(p, seq, quotient(at, row_words));
+            int word = at - quotient(at, row_words) * row_words;
+            if (!row.valid) continue;
+            *((Word2 GLOBAL*)output_row(p, row) + word) = {0, 0};
+            if (word == 0) write_lse(p, row, NEGATIVE_INFINITY);
+        }
     }
 }
 
-KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
+KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
-    int column_blocks = divide_up(p.kv_lora_rank, COLUMNS);
-    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int block = quotient(block_index(), column_blocks);
-    int virtual_seq = quotient(block, row_blocks);
-    int first_row = (block - virtual_seq * row_blocks) * BLOCK_ROWS;
-    int end_row = smaller(first_row + BLOCK_ROWS, group_rows(p));
-    int lane = thread_index() % LANES;
-    int team = thread_index() / LANES;
-    int first_column = (block_index() - block * column_blocks) * COLUMNS;
-    int column = first_column + lane * LANE_COLUMNS;
-
     // The next kernel may come as near as it likes. Stage 1 lets this one begin once what came before stage 1 has ended, so lengths
-    // and schedule may be read at once.
+    // and schedule may be read, and rows cleared that stage 1 leaves alone.
     grid_dependency_launch();
-    bool empty = extent(p, virtual_seq) == 0;
-    Slots slots = {0, 0};
-    if (!empty) slots = p.schedule_kind == OWN ? own_slots(p, virtual_seq) : slots_of(p, virtual_seq);
-    if (slots.count == 0) {
-        grid_dependency_wait();
-        if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
+    clear_empty(p);
+    Share share = share_of(p);
+    int group = group_rows(p);
+    int log_parts = 0;  // of the columns
+    while (p.kv_lora_rank >> log_parts > LEAST_COLUMNS && group << (log_parts + 1) <= share.count) log_parts++;
+    int columns = p.kv_lora_rank >> log_parts;
+    int rows_each = quotient_up(group, larger(share.count >> log_parts, 1));
+    int first_row = (share.index >> log_parts) * rows_each;
+    int end_row = smaller(first_row + rows_each, group);
+    if (share.slots.count == 0 || first_row >= end_row) {
+        // One block sees to it that this kernel does not end before stage 1: the next relies on it.
+        if (block_index() == 0) grid_dependency_wait();
         return;
     }
 
+    int log_lanes = highest_bit(columns / LANE_COLUMNS);
+    int teams = THREADS >> log_lanes;
+    int team = thread_index() >> log_lanes;
+    int first_column = (share.index & ((1 << log_parts) - 1)) * columns;
+    int column = first_column + (thread_index() & ((1 << log_lanes) - 1)) * LANE_COLUMNS;
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
     // is idle for want of rows.
-    int share = 1;
-    while (share < TEAMS && (share * IN_FLIGHT < slots.count || TEAMS / share > BLOCK_ROWS)) share *= 2;
-    int log_share = highest_bit(share);
-    int64 rows = group_rows(p);
-    NO_UNROLL for (int r = first_row; r < end_row; r += TEAMS >> log_share) {
-        int at = r + (team >> log_share);
-        int64 first_slot_row = slots.begin * rows + smaller(at, end_row - 1);
+    int spread = 1;
+    while (spread < teams && (spread * IN_FLIGHT < share.slots.count || teams / spread > end_row - first_row)) spread *= 2;
+    int log_spread = highest_bit(spread);
+    NO_UNROLL for (int r = first_row; r < end_row; r += teams >> log_spread) {
+        int at = r + (team >> log_spread);
+        int64 first_slot_row = share.slots.begin * group + smaller(at, end_row - 1);
         const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first_slot_row;
-        const uint16 GLOBAL* out_of =
-            global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + (column < p.kv_lora_rank ? column : 0);
-        Row row = row_of(p, virtual_seq, at);
-        bool writes = at < end_row && row.valid;
-        uint16 GLOBAL* out = output_row(p, row);
+        const uint16 GLOBAL* out_of = global_pointer<const uint16>(p.partial_out) + first_slot_row * p.kv_lora_rank + column;
         if (r == first_row) grid_dependency_wait();
         Total total;
         float sum[LANE_COLUMNS] = {};
-        int first = team & (share - 1);
+        int first = team & (spread - 1);
         int split = first;
-        const float GLOBAL* lse_at = lse_of + first * rows;
-        const uint16 GLOBAL* out_at = out_of + first * rows * p.kv_lora_rank;
+        const float GLOBAL* lse_at = lse_of + first * group;
+        const uint16 GLOBAL* out_at = out_of + (int64)first * group * p.kv_lora_rank;
         NO_UNROLL do {
             Word4 word[IN_FLIGHT];
             float lse[IN_FLIGHT];
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
                 word[j] = {0, 0, 0, 0};
                 lse[j] = NEGATIVE_INFINITY;
-                if (split < slots.count) {
+                if (split < share.slots.count) {
                     word[j] = *(const Word4 GLOBAL*)out_at;
                     lse[j] = *lse_at;
                 }
-                split += share;
-                lse_at += share * rows;
-                out_at += share * rows * p.kv_lora_rank;
+                split += spread;
+                lse_at += spread * group;
+                out_at += (int64)spread * group * p.kv_lora_rank;
             }
-            if (split == first + share * IN_FLIGHT) total = Total::look(lse_of, slots.count, rows);
+            if (split == first + spread * IN_FLIGHT) total = Total::look(lse_of, share.slots.count, group);
             UNROLL for (int j = 0; j < IN_FLIGHT; j++) {
                 float weight = total.weight_of(lse[j]);
                 if (weight != 0.0f) add_columns(sum, weight, word[j]);  // what an empty split holds may be anything
             }
-        } while (split < slots.count);
+        } while (split < share.slots.count);
         // Emptiness is a weight of zero: a NaN must show.
         float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
+        Row row = row_of(p, share.virtual_seq, at);
+        bool writes = at < end_row && row.valid;
         if (writes && column == 0 && first == 0) {
             write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
         }
@@ -144,19 +172,18 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
         }
         barrier();
         // The row's threads take two columns at a time.
-        int row_threads = LANES << log_share;
-        NO_UNROLL for (int pair = thread_index() & (row_threads - 1); pair < COLUMNS / 2; pair += row_threads) {
-            const float SHARED* of = sums + (team >> log_share << log_share) * COLUMNS + pair * 2;
+        int row_threads = 1 << (log_lanes + log_spread);
+        NO_UNROLL for (int pair = thread_index() & (row_threads - 1); pair < columns / 2; pair += row_threads) {
+            const float SHARED* of = sums + (team >> log_spread << log_spread) * columns + pair * 2;
             float low = 0.0f, high = 0.0f;
-#pragma unroll 8
-            for (int other = 0; other < share; other++) {
-                Word2 part = *(const Word2 SHARED*)(of + other * COLUMNS);
+#pragma unroll 4
+            for (int other = 0; other < spread; other++) {
+                Word2 part = *(const Word2 SHARED*)(of + other * columns);
                 low += bits_float(part.x);
                 high += bits_float(part.y);
             }
-            int to = first_column + pair * 2;
-            if (writes && to < p.kv_lora_rank) *(uint32 GLOBAL*)(out + to) = pack(low * factor, high * factor);
+            if (writes) *(uint32 GLOBAL*)(output_row(p, row) + first_column + pair * 2) = pack(low * factor, high * factor);
         }
-        if (r + (TEAMS >> log_share) < end_row) barrier();
+        if (r + (teams >> log_spread) < end_row) barrier();
     }
 }

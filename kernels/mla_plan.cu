@@ -3,8 +3,9 @@
 // them are found by binary search, in parallel.
 
 constexpr int WAVES = THREADS / WAVE;
-constexpr int64 ALIGN_PARTS = 4;  // as in plan.rs
-constexpr int64 ALIGN_FROM = 16;
+constexpr int64 SNAP_TILES = 2;  // as in plan.rs
+constexpr int64 SLACK = 8;
+constexpr int64 PIECE_LENGTHS = 5;
 
 /// Floor and ceiling of a quotient; `b` > 0.
 DEVICE int64 floor_div(int64 a, int64 b) {
@@ -45,38 +46,45 @@ DEVICE int64 block_maximum(int64 value, int64 SHARED* wave_value) {
     return value;
 }
 
-/// How the total cost is cut.
+/// How the total cost is cut: as `Cut` of plan.rs.
 struct Cut {
-    int64 total, chunk, snap, fixed, unit;
+    int64 total, chunk, snap, fixed, piece;
 
-    /// Cost of a sequence, in whole units.
-    DEVICE int64 cost(int tiles) const { return ceil_div(tiles > 0 ? tiles + fixed : 0, unit) * unit; }
+    DEVICE int64 cost(int tiles) const {
+        if (tiles == 0) return 0;
+        return piece > 0 ? ceil_div(tiles, piece) : tiles + fixed;
+    }
 
     /// First boundary strictly inside a sequence that begins at `begin`, and how many there are.
     DEVICE int64 first_inside(int64 begin) const { return (begin + fixed + snap) / chunk + 1; }
     DEVICE int64 count_inside(int64 begin, int tiles) const {
-        int64 high = ceil_div(begin + fixed + tiles - snap, chunk) - 1;
+        int64 high = ceil_div(begin + cost(tiles) - snap, chunk) - 1;
         int64 count = high - first_inside(begin) + 1;
         return count > 0 ? count : 0;
     }
+
+    /// The tile of a sequence that lies `at` behind its beginning.
+    DEVICE int64 tile(int64 at, int tiles) const { return piece > 0 ? at * tiles / cost(tiles) : at - fixed; }
 };
 
 DEVICE int tiles_of(const DecodeParams& p, int virtual_seq) { return divide_up(extent(p, virtual_seq), p.tile_tokens); }
 
-/// Lengthens the chunk a little if every sequence can then begin at a boundary.
-DEVICE void align(const DecodeParams& p, Cut& cut, int64 even, int64 longest, int64 shortest, int64 SHARED* wave_value) {
-    NO_UNROLL for (int64 part = 1; part <= ALIGN_PARTS; part++) {
-        Cut longer = {0, even + ceil_div(even * part, 32), 0, cut.fixed, even + ceil_div(even * part, 32)};
+/// Chooses how to cut sequences that may have several pieces, given the sum of their costs and the longest and the shortest.
+DEVICE Cut choose(const DecodeParams& p, int64 total, int64 longest, int64 shortest, int64 count, int64 SHARED* wave_value) {
+    int64 even = larger(ceil_div(total, p.num_parts), larger(ceil_div(longest, p.num_kv_splits - 1), (int64)1));
+    int64 most = even + even / SLACK;
+    int64 mean = larger(ceil_div(total - count * p.fixed_cost, p.num_parts), ceil_div(longest - p.fixed_cost, p.num_kv_splits));
+    NO_UNROLL for (int i = 0; i < PIECE_LENGTHS; i++) {
+        Cut pieces = {0, 1, 0, 0, mean + i * ceil_div(mean, 32)};
+        if (pieces.piece <= 0 || pieces.piece > most) break;
         int64 sum = 0;
-        for (int v = thread_index(); v < p.batch * num_groups(p); v += THREADS) sum += longer.cost(tiles_of(p, v));
-        block_scan(sum, wave_value, longer.total);
-        if (longer.total <= longer.chunk * p.num_parts) {
-            cut = longer;
-            return;
-        }
+        for (int v = thread_index(); v < p.batch * num_groups(p); v += THREADS) sum += pieces.cost(tiles_of(p, v));
+        block_scan(sum, wave_value, pieces.total);
+        if (pieces.total <= p.num_parts) return pieces;
     }
-    int64 whole = ceil_div(even, longest) * longest;
-    if (shortest == longest && whole <= even + ceil_div(even * ALIGN_PARTS, 32)) cut.chunk = whole;
+    int64 whole = ceil_div(even, larger(longest, (int64)1)) * longest;
+    int64 chunk = shortest == longest && whole <= most ? whole : even;
+    return {total, chunk, chunk / 4 < SNAP_TILES ? chunk / 4 : SNAP_TILES, p.fixed_cost, 0};
 }
 
 /// Writes boundary `at` of the parts: the end of one and the beginning of the next.
@@ -107,28 +115,29 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     int64 parts_offset = (virtual_seqs + PART_WORDS) / PART_WORDS * PART_WORDS;
     int GLOBAL* parts = slot_begin + parts_offset;
 
-    Cut cut = {0, 1, 0, p.fixed_cost, 1};
-    int64 sum = 0;
+    Cut cut = {0, 1, 0, p.fixed_cost, 0};
+    int64 sum = 0, count = 0;
     int64 longest = 0;
     int64 longest_negated = -0x7fffffff;  // the shortest, so that one maximum serves both
     for (int v = thread; v < virtual_seqs; v += THREADS) {
         int64 cost = cut.cost(tiles_of(p, v));
         sum += cost;
+        count += cost > 0;
         longest = larger(longest, cost);
         if (cost > 0) longest_negated = larger(longest_negated, -cost);
     }
     block_scan(sum, wave_value, cut.total);
+    block_scan(count, wave_value, count);
     longest = block_maximum(longest, wave_value);
     int64 shortest = -block_maximum(longest_negated, wave_value);
-    int64 even = ceil_div(cut.total, p.num_parts);
-    if (p.num_kv_splits > 1) even = larger(even, ceil_div(longest, p.num_kv_splits - 1));
-    even = larger(even, (int64)1);
-    cut.chunk = even;
-    if (p.num_kv_splits > 1 && even >= ALIGN_FROM) align(p, cut, even, longest, shortest, wave_value);
-    // With a single split allowed every boundary moves to the start of its sequence.
-    constexpr int64 EVERYTHING = 0x1fffffffffffffff;
-    constexpr int64 SNAP_TILES = 2;
-    cut.snap = p.num_kv_splits <= 1 ? EVERYTHING : cut.chunk / 4 < SNAP_TILES ? cut.chunk / 4 : SNAP_TILES;
+    if (p.num_kv_splits > 1) {
+        cut = choose(p, cut.total, longest, shortest, count, wave_value);
+    } else {
+        // Every boundary moves to the start of its sequence.
+        constexpr int64 EVERYTHING = 0x1fffffffffffffff;
+        cut.chunk = larger(ceil_div(cut.total, p.num_parts), (int64)1);
+        cut.snap = EVERYTHING;
+    }
 
     int64 begin = 0;
     int64 slots = 0;
@@ -159,7 +168,7 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
                     high = middle;
                 }
             }
-            int64 tile = position - begins[low] - cut.fixed;
+            int64 tile = cut.tile(position - begins[low], tiles[low]);
             if (tile <= cut.snap) {
                 write_boundary(p, parts, at, first + low, 0, 0);
             } else if (tile >= tiles[low] - cut.snap) {

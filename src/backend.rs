@@ -92,6 +92,8 @@ pub struct DecodeKernels {
     pub query_group: usize,
     /// Blocks of stage 1 that are resident on one compute unit.
     pub blocks_per_unit: usize,
+    /// Cost of starting a sequence in a balanced schedule, in tiles of stage 1.
+    pub fixed_cost: i32,
     /// Dynamic shared memory of a block of stage 1, in bytes.
     pub split_shared_bytes: u32,
     /// Whether blocks of stage 1 are to find their pieces by themselves where the policy leaves it open
@@ -99,10 +101,8 @@ pub struct DecodeKernels {
     pub own_pieces: bool,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
-    /// Rows of a group that one block of stage 2 merges.
-    pub reduce_rows: u32,
-    /// Columns of an output row that one block of stage 2 merges.
-    pub reduce_columns: u32,
+    /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
+    pub reduce_blocks: usize,
     /// Rows of queries and cache begin on multiples of this many bytes, rows of outputs on multiples of half as many.
     pub row_alignment: usize,
     /// The longest uniform query that the stage-1 kernel takes natively; 1 means single tokens only.

@@ -15,7 +15,7 @@ pub const MIN_TOKENS_PER_SPLIT: usize = 512;
 /// Most splits that any policy makes of one sequence.
 pub const MAX_KV_SPLITS: usize = 4096;
 
-/// Cost of starting a sequence in a balanced schedule, in tiles (`c0`).
+/// Cost of starting a sequence in a balanced schedule, in tiles (`c0`), of kernels that were not measured for it.
 pub const FIXED_COST: i32 = 1;
 
 /// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
@@ -24,11 +24,14 @@ pub const SNAP_TILES: i64 = 2;
 /// Virtual sequences that count as few: [`SplitPolicy::Auto`] may cut them more finely than [`num_kv_splits`] says.
 const FEW_SEQS: usize = 8;
 
-/// Thirty-seconds of a chunk by which a balanced schedule lengthens it, at most, to begin sequences at boundaries.
-const ALIGN_PARTS: i64 = 4;
+/// A balanced schedule makes a part longer by one of so many of it, at most, to begin sequences at boundaries.
+const SLACK: i64 = 8;
 
-/// Shortest chunk that is lengthened, in tiles.
-const ALIGN_FROM: i64 = 16;
+/// Lengths of a piece that are tried, a thirty-second apart.
+const PIECE_LENGTHS: i64 = 5;
+
+/// Fewest columns that a block of stage 2 merges.
+const REDUCE_COLUMNS: usize = 64;
 
 /// Words of one part in the schedule table.
 pub const PART_WORDS: usize = 8;
@@ -149,6 +152,8 @@ pub struct DecodePlan {
     pub num_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
+    /// Blocks of stage 2: as many of each part of a balanced schedule, or else of each sequence.
+    pub reduce_blocks: usize,
     /// Query tokens per group.
     pub query_group: usize,
     /// Groups per sequence.
@@ -220,6 +225,10 @@ impl DecodePlan {
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
+        let items = if schedule == ScheduleKind::Balanced { num_parts } else { virtual_seqs }.max(1);
+        let shares = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
+        let reduce_blocks = items * (kernels.reduce_blocks / items).clamp(1, shares.max(1));
+
         let rows = num_slots * group_rows;
         Ok(Self {
             shape,
@@ -228,6 +237,7 @@ impl DecodePlan {
             split_tokens,
             num_parts,
             num_slots,
+            reduce_blocks,
             query_group,
             num_groups,
             schedule_bytes: match schedule {
@@ -280,73 +290,46 @@ pub struct BalanceShape {
 /// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
 /// `slot_begin[v] + s`.
 ///
-/// The cost of a sequence is its tiles plus `fixed_cost`, or 0 if it is empty. Boundaries lie at multiples of
-/// `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`, which keeps every sequence within
-/// `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start or end moves onto it.
+/// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer by
+/// an eighth at most, every sequence is cut into as few equal pieces as that takes: a piece less to write, read and merge for most
+/// sequences is worth a little imbalance. `piece` is the first that fits of those from the mean upwards.
 ///
-/// Where a chunk longer by an eighth at most lets every sequence begin at a boundary, that is taken instead: a piece less to
-/// write, read and merge for most sequences is worth a little imbalance. Either no part spans two sequences (each sequence's
-/// cost is rounded up to whole chunks), or all sequences are equal and every part has the same number of them.
+/// Else parts are stretches of equal cost of all sequences. The cost of a sequence is its tiles plus `fixed_cost`, or 0 if it is
+/// empty. Boundaries lie at multiples of `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`, which
+/// keeps every sequence within `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start or end
+/// moves onto it. If all sequences are equal, a chunk longer by an eighth at most is taken that is a multiple of their cost.
 ///
 /// # Panics
 /// If `table` is shorter than the layout above.
 pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
-    let bare = |tiles: i32| if tiles > 0 { i64::from(tiles) + shape.fixed_cost } else { 0 };
-    let costs = || tiles.iter().map(|&t| bare(t)).filter(|&cost| cost > 0);
-    let (num_parts, splits) = (shape.num_parts.max(1) as i64, shape.num_kv_splits as i64);
-    let longest = costs().max().unwrap_or(0);
-    let even = costs().sum::<i64>().div_ceil_(num_parts);
-    let even = if splits > 1 { even.max(longest.div_ceil_(splits - 1)) } else { even }.max(1);
-
-    let longer = |part: i64| even + (even * part).div_ceil_(32);
-    let aligned = (1..=ALIGN_PARTS)
-        .map(longer)
-        .find(|&chunk| costs().map(|cost| cost.div_ceil_(chunk) * chunk).sum::<i64>() <= chunk * num_parts);
-    let whole = even.div_ceil_(longest.max(1)) * longest;
-    let (chunk, unit) = match aligned {
-        _ if splits <= 1 || even < ALIGN_FROM => (even, 1),
-        Some(chunk) => (chunk, chunk),
-        None if costs().all(|cost| cost == longest) && whole <= longer(ALIGN_PARTS) => (whole, 1),
-        None => (even, 1),
-    };
-    let cost = |tiles: i32| bare(tiles).div_ceil_(unit) * unit;
-    let total: i64 = tiles.iter().map(|&t| cost(t)).sum();
-    // With a single split allowed every boundary moves to the start of its sequence.
-    let snap = if shape.num_kv_splits <= 1 { i64::MAX / 4 } else { SNAP_TILES.min(chunk / 4) };
-    // First part boundary that lies strictly inside a sequence beginning at `begin`, and how many there are.
-    let inside = |begin: i64, tiles: i32| -> (i64, i64) {
-        let first = begin + shape.fixed_cost;
-        let low = (first + snap) / chunk + 1;
-        let high = (first + i64::from(tiles) - snap).div_ceil_(chunk) - 1;
-        (low, (high - low + 1).max(0))
-    };
-
+    let cut = Cut::new(shape, tiles);
     let (offsets, parts) = table.split_at_mut(parts_offset(tiles.len()));
     offsets.fill(0);
     let mut begin = 0;
     for (v, &t) in tiles.iter().enumerate() {
-        let pieces = if t > 0 { inside(begin, t).1 as i32 + 1 } else { 0 };
+        let pieces = if t > 0 { cut.inside(begin, t).1 as i32 + 1 } else { 0 };
         offsets[v + 1] = offsets[v] + if pieces >= 2 { pieces } else { 0 };
-        begin += cost(t);
+        begin += cut.cost(t);
     }
+    let total = begin;
 
     // Boundary `p`: the sequence it falls into, the tile, and the split that begins there.
     let boundary = |p: usize, mut v: usize, mut begin: i64| -> (usize, i64, [i32; 3]) {
-        let at = (p as i64 * chunk).min(total);
-        while v < tiles.len() && begin + cost(tiles[v]) <= at {
-            begin += cost(tiles[v]);
+        let at = (p as i64 * cut.chunk).min(total);
+        while v < tiles.len() && begin + cut.cost(tiles[v]) <= at {
+            begin += cut.cost(tiles[v]);
             v += 1;
         }
         if v == tiles.len() {
             return (v, begin, [v as i32, 0, 0]);
         }
-        let tile = at - begin - shape.fixed_cost;
-        let word = if tile <= snap {
+        let tile = cut.tile(at - begin, tiles[v]);
+        let word = if tile <= cut.snap {
             [v as i32, 0, 0]
-        } else if tile >= i64::from(tiles[v]) - snap {
+        } else if tile >= i64::from(tiles[v]) - cut.snap {
             [v as i32 + 1, 0, 0]
         } else {
-            let (low, _) = inside(begin, tiles[v]);
+            let (low, _) = cut.inside(begin, tiles[v]);
             [v as i32, tile as i32, (p as i64 - low + 1) as i32]
         };
         (v, begin, word)
@@ -357,6 +340,65 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
         parts[p * PART_WORDS..(p + 1) * PART_WORDS]
             .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, 0]);
         (v, begin, first) = (next_v, next_begin, end);
+    }
+}
+
+/// How a balanced schedule cuts: sequences lie one after the other by their costs, with boundaries at multiples of `chunk`.
+struct Cut {
+    chunk: i64,
+    snap: i64,
+    fixed: i64,
+    /// Most tiles of a piece where each has a part of its own, and a sequence costs as many as it has pieces; else 0.
+    piece: i64,
+}
+
+impl Cut {
+    fn new(shape: &BalanceShape, tiles: &[i32]) -> Self {
+        let stretches = Self { chunk: 1, snap: 0, fixed: shape.fixed_cost, piece: 0 };
+        let (num_parts, splits) = (shape.num_parts.max(1) as i64, shape.num_kv_splits as i64);
+        let costs = || tiles.iter().map(|&t| stretches.cost(t)).filter(|&cost| cost > 0);
+        let longest = costs().max().unwrap_or(0);
+        let even = costs().sum::<i64>().div_ceil_(num_parts).max(1);
+        if splits <= 1 {
+            // Every boundary moves to the start of its sequence.
+            return Self { chunk: even, snap: i64::MAX / 4, ..stretches };
+        }
+        let even = even.max(longest.div_ceil_(splits - 1));
+        let most = even + even / SLACK;
+        let mean = (costs().map(|cost| cost - shape.fixed_cost).sum::<i64>().div_ceil_(num_parts))
+            .max((longest - shape.fixed_cost).div_ceil_(splits));
+        let lengths =
+            (0..PIECE_LENGTHS).map(|i| mean + i * mean.div_ceil_(32)).filter(|&piece| 0 < piece && piece <= most);
+        for piece in lengths {
+            let pieces = Self { chunk: 1, snap: 0, fixed: 0, piece };
+            if tiles.iter().map(|&t| pieces.cost(t)).sum::<i64>() <= num_parts {
+                return pieces;
+            }
+        }
+        let whole = even.div_ceil_(longest.max(1)) * longest;
+        let equal = costs().all(|cost| cost == longest) && (1..=most).contains(&whole);
+        let chunk = if equal { whole } else { even };
+        Self { chunk, snap: SNAP_TILES.min(chunk / 4), ..stretches }
+    }
+
+    fn cost(&self, tiles: i32) -> i64 {
+        match i64::from(tiles) {
+            0 => 0,
+            tiles if self.piece > 0 => tiles.div_ceil_(self.piece),
+            tiles => tiles + self.fixed,
+        }
+    }
+
+    /// First boundary that lies strictly inside a sequence beginning at `begin`, and how many there are.
+    fn inside(&self, begin: i64, tiles: i32) -> (i64, i64) {
+        let low = (begin + self.fixed + self.snap) / self.chunk + 1;
+        let high = (begin + self.cost(tiles) - self.snap).div_ceil_(self.chunk) - 1;
+        (low, (high - low + 1).max(0))
+    }
+
+    /// The tile of a sequence that lies `at` behind its beginning.
+    fn tile(&self, at: i64, tiles: i32) -> i64 {
+        if self.piece > 0 { at * i64::from(tiles) / self.cost(tiles) } else { at - self.fixed }
     }
 }
 
@@ -422,7 +464,7 @@ mod tests {
             let shape = BalanceShape {
                 num_parts: 1 + random(140) as usize,
                 num_kv_splits: 1 + random(140) as usize,
-                fixed_cost: 1 + random(3) as i64,
+                fixed_cost: 1 + random(5) as i64,
             };
             check(&shape, &tiles);
         }
@@ -481,11 +523,11 @@ mod tests {
             plan: variant(Entry::Plan),
             query_group: 1,
             blocks_per_unit: 1,
+            fixed_cost: FIXED_COST,
             split_shared_bytes: 0,
             own_pieces,
             partial_dtype: crate::DType::BF16,
-            reduce_rows: 1,
-            reduce_columns: 512,
+            reduce_blocks: 264,
             row_alignment: 16,
             max_query_len: 1,
         }
@@ -516,6 +558,8 @@ mod tests {
         assert_eq!(cut(132, &[64; 128]), (0, 64), "a sequence per part");
         assert_eq!(cut(132, &[64; 64]), (128, 32), "two pieces of each, none across two parts");
         assert_eq!(cut(66, &[64; 128]), (0, 128), "two sequences per part");
+        assert_eq!(cut(66, &[64; 16]), (64, 16), "four equal pieces of each");
+        assert_eq!(cut(66, &[64; 4]), (64, 4), "sixteen equal pieces of each");
         let (slots, longest) = cut(132, &[64; 100]);
         assert!(slots > 0 && longest <= 52, "a third more than the mean is too much: {slots} {longest}");
         let (_, longest) = cut(132, &[2048, 64, 64, 64, 64, 64, 64, 64]);

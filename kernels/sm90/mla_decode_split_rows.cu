@@ -27,8 +27,9 @@ static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, 
 constexpr int QUERY_AT = RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
 constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
-constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
-constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
+constexpr int PIECES_AT = STATE_AT + SIDE_THREADS * 16;
+constexpr int PIECE_BYTES = 32;
+constexpr int BARRIERS_AT = PIECES_AT + 2 * 2 * PIECE_BYTES;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
@@ -45,6 +46,17 @@ struct Queries {
     uint32 word[HELD_UNITS][16];
 
     static constexpr int KEPT_BYTES = HALF_BYTES / SIDE_WARPS;  // of a warp
+
+    /// Asks for the rows to be near when they are fetched, by one warp.
+    static DEVICE void fetch_near(const DecodeParams& p, int virtual_seq, int first_row) {
+        NO_UNROLL for (int r = lane_index(); r < ROWS; r += 32) {
+            Row row = row_of(p, virtual_seq, first_row + r);
+            if (!row.valid) continue;
+            const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + row.seq * p.q_stride_batch + row.token * p.q_stride_token +
+                                        row.head * p.q_stride_head;
+            NO_UNROLL for (int column = 0; column < KV_LORA_RANK + ROPE_DIM; column += UNIT_COLUMNS) prefetch(from + column);
+        }
+    }
 
     /// Asks for the rows of a virtual sequence; those that do not exist become zeros. No products may be reading queries any more.
     static DEVICE void fetch(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged,
@@ -131,26 +143,26 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
 
 /// What a block computes of one sequence, and how much of that its rows see.
 struct Piece {
+    int64 slot;  // where its result goes; the output if negative
     int seq, first_row;
     int token;       // at which its first tile begins
-    int begin, end;  // its tokens
-    int seen;        // tokens that all rows see
+    int begin, end;  // its tokens; 0 where there is no piece
+    int seen;        // tokens that all rows see; negative where the first lacks some
 
     DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
-        : seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(at.end) {
-        seen = limit(p, 0);
-    }
-
-    /// Where its result goes, given how many pieces of its sequence came before: a slot, or the output if negative.
-    DEVICE int64 slot(const DecodeParams& p, int split) const {
+        : slot(-1), seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(0), seen(0) {
+        if (!at.more) return;
         Slots slots = slots_of(p, seq);
-        return slots.count == 0 ? -1 : slots.begin + split;
+        if (slots.count > 0) slot = slots.begin + at.split;
+        end = at.end;
+        seen = sequence_length(p, quotient(seq, num_groups(p)));
+        if (p.causal) seen += 1 - p.query_len + row_of(p, seq, first_row).token;
     }
 
     /// Tokens that the block's row sees of the sequence, within the piece's end.
     DEVICE int limit(const DecodeParams& p, int row) const {
-        Row of = row_of(p, seq, first_row + row);
-        return smaller(visible_tokens(p, sequence_length(p, quotient(seq, num_groups(p))), of.token), end);
+        int later = p.causal ? row_of(p, seq, first_row + row).token - row_of(p, seq, first_row).token : 0;
+        return smaller(seen + later, end);
     }
 
     DEVICE int tiles() const { return divide_up(end - token, TILE_TOKENS); }
@@ -165,7 +177,7 @@ struct Piece {
             scale = 1.0f;
         }
         int first = token + i * TILE_TOKENS;
-        if (first + TILE_TOKENS <= seen && first >= begin) return scale;
+        if (first + TILE_TOKENS <= smaller(seen, end) && first >= begin) return scale;
         int lane = unhoisted(lane_index());
         int row = warp_of_group() * 16 + lane / 4;
         int limits[2] = {limit(p, row), limit(p, row + 8)};
@@ -176,6 +188,8 @@ struct Piece {
         return scale;
     }
 };
+
+static_assert(sizeof(Piece) == PIECE_BYTES, "two of each side in shared memory");
 
 /// This warp's rows of a piece's result, HALF columns, a row's 16-byte words in neighbouring lanes.
 struct Output {
@@ -227,7 +241,8 @@ struct Side {
 
     /// What lanes hand on with a tile's weights: the maxima of their two rows, and their shares of the sums.
     DEVICE Float4 SHARED& state() const { return *((Float4 SHARED*)(shared + STATE_AT) + thread_index() % SIDE_THREADS); }
-    DEVICE int64 SHARED& slot() const { return *((int64 SHARED*)(shared + SLOT_AT) + side); }
+    /// The piece in hand and the next, in turn: registers are full.
+    DEVICE Piece SHARED& piece(int turn) const { return *((Piece SHARED*)(shared + PIECES_AT) + side * 2 + turn); }
     DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
     /// The side's half of a tile that is its own or not.
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
@@ -311,22 +326,22 @@ struct Side {
     }
 
     /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
-    DEVICE Output finish(const Piece& piece, int64 slot, int n) {
+    DEVICE Output finish(const Piece& piece, int n) {
         bool own = n % 2 == side;
         int warp_row = warp_of_group() * 16;
         float scale[2];
         UNROLL for (int r = 0; r < 2; r++) {
             // Emptiness is a sum of zero: a NaN must show.
             float total = lanes_sum<4>(sum[r]);
-            scale[r] = result_scale(p, total, slot);
+            scale[r] = result_scale(p, total, piece.slot);
             float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
             int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
             Row of = row_of(p, piece.seq, group_row);
             if (!own || lane_index() % 4 != 0 || !of.valid) continue;
-            if (slot < 0) {
+            if (piece.slot < 0) {
                 write_lse(p, of, lse);
             } else {
-                global_pointer<float>(p.partial_lse)[slot * group_rows(p) + group_row] = lse;
+                global_pointer<float>(p.partial_lse)[piece.slot * group_rows(p) + group_row] = lse;
             }
         }
         side_barrier();  // no warp reads the values any more
@@ -386,37 +401,45 @@ struct Side {
 };
 
 /// The pieces of the block's part, by one side.
-DEVICE void attend_part(const DecodeParams& p, Cursor at, int item, Part part, int first_row, int side, unsigned char SHARED* shared,
+DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, unsigned char SHARED* shared,
                         const Ring& ring) {
     unsigned char SHARED* staged = shared + QUERY_AT;
     Side self = {p, side, shared, ring};
+    bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
-    Piece piece(p, at, part, first_row);
-    int64 slot = piece.slot(p, at.split);
-    Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
-    NO_UNROLL while (true) {
+    // The part's first sequence is seldom empty: its queries are asked for before its length has told.
+    Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    Cursor first(p, part);
+    if (first.seq != part.seq || !first.more) {
+        copy_wait<0>();
+        if (!first.more) return;
+        Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    }
+    Piece piece(p, first, part, first_row);
+    if (describes) self.piece(0) = piece;
+    NO_UNROLL for (int turn = 0;; turn ^= 1) {
+        // While the queries come, what is next is looked up.
+        Part whole = find_part(p, item);
+        Part rest = {piece.seq + 1, 0, whole.end_seq, whole.end_token, 0};
+        Piece after(p, Cursor(p, rest), rest, first_row);
+        if (describes) self.piece(turn ^ 1) = after;
         Queries queries;
-        if (thread_index() % SIDE_THREADS == 0) self.slot() = slot;
         queries.take(shared + kept * HALF_BYTES);
         release(ring.half_empty(kept));
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
         self.attend(piece, queries, base);
         base += piece.tiles();
-        // What is left of the part is read again: registers are full.
-        part = find_part(p, item);
-        part = {piece.seq + 1, 0, part.end_seq, part.end_token, 0};
-        at = Cursor(p, part);
         kept = self.half(base - 1, (base - 1) % 2 == side);
-        slot = self.slot();
-        Output output = self.finish(piece, slot, base - 1);
+        // Both are read before the side meets in `finish`, after which they may be written again.
+        Piece done = self.piece(turn);
+        piece = self.piece(turn ^ 1);
+        Output output = self.finish(done, base - 1);
         // Both sides are done with the queries: who has seen the last weights knows it of the other.
-        bool more = warp_any(at.more);
-        if (more) Queries::fetch(p, at.seq, first_row, side, staged, shared + kept * HALF_BYTES);
-        output.write(p, piece.seq, slot, first_row + warp_of_group() * 16, side * HALF);
+        bool more = warp_any(piece.end > 0);
+        if (more) Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        output.write(p, done.seq, done.slot, first_row + warp_of_group() * 16, side * HALF);
         if (!more) break;
-        piece = Piece(p, at, part, first_row);
-        slot = piece.slot(p, 0);
     }
 }
 
@@ -440,15 +463,14 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     int item = block_index() / row_blocks;
     Part part = find_part(p, item);
-    prefetch_pages(p, part);
-    Cursor at(p, part);
-    if (!at.more) return;
+    if (part.empty()) return;
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() == 0) load_tiles(p, part, at, latent, rope, ring);
+        if (warp_of_group() > 0) return;
+        load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
     } else {
         grow_registers<SIDE_REGISTERS>();
-        attend_part(p, at, item, part, first_row, role - 1, shared, ring);
+        attend_part(p, item, part, first_row, role - 1, shared, ring);
     }
 }

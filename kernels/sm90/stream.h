@@ -16,6 +16,8 @@ constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0,
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;
+
+    DEVICE bool empty() const { return seq > end_seq || (seq == end_seq && token >= end_token); }
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {
@@ -70,13 +72,6 @@ struct Cursor {
     }
 };
 
-/// Asks for the page ids of a part's first tile, which are looked up once the lengths have told where the part begins.
-DEVICE void prefetch_pages(const DecodeParams& p, const Part& part) {
-    int page = (part.token & -TILE_TOKENS) / p.page_size;
-    if (part.seq >= p.batch * num_groups(p) || page >= p.table_width) return;
-    prefetch(global_pointer<const int>(p.block_table) + quotient(part.seq, num_groups(p)) * p.table_stride + page);
-}
-
 /// A place in a ring of `count`, and the parity of its present phase.
 template <int count>
 struct Place {
@@ -99,6 +94,11 @@ DEVICE Place<count> place_of(int n) {
 /// The tiles in shared memory: a ring of half tiles, and one of rotary units. Every unit of columns has a barrier that ends a phase
 /// when it has come, every half and every rotary unit one that does when its readers are done with it. Rotary units of even and of
 /// odd tiles have barriers of their own also where they share a place: who waits for one need not have seen the one before.
+///
+/// Who waits for a phase must know that the one before has ended, or takes an older one of the same parity for it. The loader and
+/// the sides of form 1 do: places are emptied and filled in order, and what was in the place of a side's tile before is of the tile
+/// two or three earlier, whose weights it has made or taken over; it waits for each rotary unit of its tiles, and takes over every
+/// tile of the other side.
 constexpr int HALVES = 2 * STAGES - 1;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
 constexpr int ROTARIES = FORM == 1 ? 1 : STAGES - 1;
@@ -130,16 +130,25 @@ struct Ring {
 struct Box {
     int rows, page, entry;
 
-    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
-        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
-        int token = at.token + lane_index() * rows;
-        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+    /// Of the first tile of a part, before lengths tell where that is: most often where the part begins.
+    DEVICE Box(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+        look_up(p, part.seq, part.token & -TILE_TOKENS, p.table_width * p.page_size);
+    }
+
+    /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+    DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
+        int token = first + lane_index() * rows;
         page = -1;
-        if (at.more && token < at.end && lane_index() * rows < TILE_TOKENS) {
-            const int GLOBAL* table = global_pointer<const int>(p.block_table) + at.seq / num_groups(p) * p.table_stride;
+        if (token < end && lane_index() * rows < TILE_TOKENS) {
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride;
             page = table[token / p.page_size];
         }
         entry = token % p.page_size;
+    }
+
+    /// Forgets the pages from `end` on.
+    DEVICE void clip(int first, int end) {
+        if (first + lane_index() * rows >= end) page = -1;
     }
 
     /// Copies this lane's rows of `count` units of columns.
@@ -152,14 +161,20 @@ struct Box {
     }
 };
 
-/// The loader: one warp keeps the ring filled.
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring) {
+/// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
+template <typename Turn>
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
+                       Turn turn) {
+    Box box(p, part);
+    Cursor at(p, part);
+    if (at.seq == part.seq) {
+        box.clip(at.token, at.end);
+    } else if (at.more) {
+        box.look_up(p, at.seq, at.token, at.end);
+    }
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
-    Box box;
-    box.look_up(p, at);
     NO_UNROLL while (at.more) {
         auto load_rotary = [&] {
             if (ROPE_DIM == 0) return;
@@ -181,8 +196,10 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
             half.advance();
         }
         if (FORM != 1) load_rotary();
+        int seq = at.seq;
         at.advance(p, part);
-        box.look_up(p, at);
+        if (at.more) box.look_up(p, at.seq, at.token, at.end);
+        if (at.more && at.seq != seq) turn(at.seq);
         tile.advance();
         odd ^= 1;
     }

@@ -7,6 +7,7 @@
 use super::{Entry, Variant, select_cdna, select_few, select_sm90};
 use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
 use crate::error::{Error, Result};
+use crate::plan::FIXED_COST;
 use crate::tensor::DType;
 
 /// Latent and rope widths that kernels are compiled for.
@@ -24,15 +25,10 @@ const MAX_QUERY_LEN: usize = 1024;
 /// Sequences times tokens below which small blocks of rows are better than few, however many rows there are.
 pub(super) const FEW_TOKENS: usize = 8192;
 
-/// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
-const REDUCE_BLOCKS: usize = 768;
+/// Blocks of stage 2 of a compute unit: for groups of up to [`REDUCE_FEW_ROWS`] rows, and of more.
+const REDUCE_BLOCKS: [usize; 2] = [2, 3];
+const REDUCE_FEW_ROWS: usize = 32;
 const REDUCE_THREADS: u32 = 256;
-/// Columns of a block of stage 2 that merges one row; from [`REDUCE_ROWS_FROM`] on it may merge several.
-const REDUCE_COLUMNS: [u32; 4] = [64, 128, 256, 512];
-const REDUCE_ROWS_FROM: u32 = 256;
-const REDUCE_ROWS: [u32; 5] = [1, 2, 4, 8, 16];
-/// Columns of a block times splits: what its threads load in one round.
-const REDUCE_ROUND: usize = 8192;
 const PLAN_THREADS: u32 = 256;
 
 /// A form of stage 1.
@@ -161,21 +157,8 @@ fn split_base(q_dtype: DType, kv_dtype: DType, (kv_lora_rank, rope_dim): (u32, u
     Variant { kv_dtype, kv_lora_rank, rope_dim, ..Variant::simple(Entry::DecodeSplit, q_dtype) }
 }
 
-fn reduce_variant(q_dtype: DType, rows: u32, columns: u32) -> Variant {
-    // Stage 2 has no tiles: the constant gives the columns of a block.
-    let constants = Variant::simple(Entry::DecodeReduce, q_dtype);
-    Variant { block_rows: rows, tile_tokens: columns, threads: REDUCE_THREADS, ..constants }
-}
-
-/// Stage 2 for groups of `rows` rows whose sequences have `splits` splits, as far as one can tell without their lengths.
-fn reduce(q_dtype: DType, rows: usize, virtual_seqs: usize, splits: usize, kv_lora_rank: usize) -> Variant {
-    let [least, .., most] = REDUCE_COLUMNS;
-    let columns = (REDUCE_ROUND / splits.max(1)).next_power_of_two().min(kv_lora_rank) as u32;
-    let columns = columns.clamp(least, most);
-    let blocks = REDUCE_BLOCKS / (virtual_seqs * kv_lora_rank.div_ceil(columns as usize)).max(1);
-    let most_rows = if columns < REDUCE_ROWS_FROM { 1 } else { 16 };
-    let block_rows = (rows.div_ceil(blocks.max(1)) as u32).next_power_of_two().min(most_rows);
-    reduce_variant(q_dtype, block_rows, columns)
+fn reduce_variant(q_dtype: DType) -> Variant {
+    Variant { threads: REDUCE_THREADS, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
 }
 
 fn plan_variant() -> Variant {
@@ -234,21 +217,17 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         unsupported(format!("{limit} bytes of shared memory per block: {needed} are needed"))
     })?;
 
-    let row_blocks = rows.div_ceil(split.block_rows as usize);
-    let splits = units / (virtual_seqs * row_blocks).max(1) + 1;
-    let splits = splits.min(shape.max_seq_len.div_ceil(split.tile_tokens as usize));
-    let reduce = reduce(shape.q_dtype, rows, virtual_seqs, splits, shape.kv_lora_rank);
     Ok(DecodeKernels {
         split,
-        reduce,
+        reduce: reduce_variant(shape.q_dtype),
         plan: plan_variant(),
         query_group,
         blocks_per_unit: 1,
+        fixed_cost: if split.form == select_sm90::ROWS_FORM { select_sm90::ROWS_FIXED_COST } else { FIXED_COST },
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces: split.form == select_few::FORM,
         partial_dtype: shape.q_dtype,
-        reduce_rows: reduce.block_rows,
-        reduce_columns: reduce.tile_tokens,
+        reduce_blocks: REDUCE_BLOCKS[usize::from(rows > REDUCE_FEW_ROWS)] * units,
         row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })
@@ -267,17 +246,11 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     variants
 }
 
-fn reduce_variants(q_dtype: DType) -> impl Iterator<Item = Variant> {
-    let rows_of = |columns| if columns < REDUCE_ROWS_FROM { &REDUCE_ROWS[..1] } else { &REDUCE_ROWS[..] };
-    let variants_of = move |columns| rows_of(columns).iter().map(move |&rows| reduce_variant(q_dtype, rows, columns));
-    REDUCE_COLUMNS.into_iter().flat_map(variants_of)
-}
-
 /// The variants that common models need on an architecture: those that are shipped compiled.
 pub fn variants(arch: &str) -> Vec<Variant> {
     let fp8 = if arch.starts_with("gfx942") { DType::Fp8E4m3Fnuz } else { DType::Fp8E4m3 };
     let mut variants = vec![plan_variant()];
-    variants.extend(reduce_variants(DType::BF16));
+    variants.push(reduce_variant(DType::BF16));
     for kv_dtype in [DType::BF16, fp8] {
         variants.extend(split_variants(arch, DType::BF16, kv_dtype, (512, 64)));
         variants.extend([Entry::CacheWrite, Entry::CacheGather].map(|entry| Variant {
@@ -299,7 +272,7 @@ pub fn variants(arch: &str) -> Vec<Variant> {
 pub fn all_variants(arch: &str) -> Vec<Variant> {
     let mut variants = vec![plan_variant()];
     for q_dtype in [DType::BF16, DType::F16] {
-        variants.extend(reduce_variants(q_dtype));
+        variants.push(reduce_variant(q_dtype));
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));

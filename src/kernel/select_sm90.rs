@@ -30,6 +30,8 @@ pub(super) const KEYS_FORM: u32 = 2;
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
+/// What a piece costs the rows form beside its tiles, in tiles.
+pub(super) const ROWS_FIXED_COST: i32 = 3;
 /// Tiles in flight of the rows form.
 const STAGES: u32 = 3;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.
@@ -88,8 +90,8 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     if variant.form == ROWS_FORM {
         let halves = 2 * stages - 1;
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
-        // Queries, weights, what 128 lanes hand on, two slots and two barriers.
-        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
+        // Queries, weights, what 128 lanes hand on, two pieces of each side and two barriers.
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;

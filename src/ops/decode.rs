@@ -10,7 +10,7 @@ use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
 use crate::observe::span;
-use crate::plan::{DecodePlan, FIXED_COST, PlanShape, SplitPolicy};
+use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
 use crate::stream::Stream;
 use crate::tensor::{DType, Owner, Tensor};
 use crate::workspace::Workspace;
@@ -284,7 +284,7 @@ impl<B: Backend> MlaDecode<B> {
             sm_scale: self.config.sm_scale,
             softcap: self.config.softcap,
             kv_scale: 1.0,
-            fixed_cost: FIXED_COST,
+            fixed_cost: plan.kernels.fixed_cost,
             num_groups: check::int("query_len", num_groups)?,
             ..bytemuck::Zeroable::zeroed()
         })
@@ -447,10 +447,8 @@ impl<B: Backend> Scheduled<'_, B> {
             shared_bytes: plan.kernels.split_shared_bytes,
             dependent: true,
         };
-        let columns = decode.config.kv_lora_rank.div_ceil(plan.kernels.reduce_columns as usize);
-        let rows = group_rows.div_ceil(plan.kernels.reduce_rows as usize);
         let reduce_launch = Launch {
-            grid: [blocks(columns * rows * plan.decode.virtual_seqs())?, 1, 1],
+            grid: [blocks(plan.decode.reduce_blocks)?, 1, 1],
             threads: plan.kernels.reduce.threads,
             shared_bytes: 0,
             dependent: true,

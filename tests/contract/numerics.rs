@@ -2,7 +2,7 @@
 
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 use latentwave::kernel::{Launch, Params};
-use latentwave::plan::{BalanceShape, FIXED_COST, balance};
+use latentwave::plan::{BalanceShape, balance};
 use latentwave::reference::{Attended, merge};
 use latentwave::testing::{SplitMix64, check_close, poisoned};
 use latentwave::{
@@ -67,7 +67,7 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
         let shape = BalanceShape {
             num_parts: plan.decode().num_parts,
             num_kv_splits: plan.decode().num_kv_splits,
-            fixed_cost: i64::from(FIXED_COST),
+            fixed_cost: i64::from(plan.kernels().fixed_cost),
         };
         balance(&shape, &tiles, &mut want);
         assert_eq!(table.to_vec::<i32>(backend).unwrap(), want, "round {round}: {batch} x {query_len}, {lens:?}");
@@ -240,10 +240,8 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         kv_scale: 1.0,
         ..bytemuck::Zeroable::zeroed()
     };
-    let columns = rank.div_ceil(plan.kernels().reduce_columns as usize);
-    let row_blocks = heads.div_ceil(plan.kernels().reduce_rows as usize);
     let launch = Launch {
-        grid: [(columns * row_blocks * batch) as u32, 1, 1],
+        grid: [plan.decode().reduce_blocks as u32, 1, 1],
         threads: plan.kernels().reduce.threads,
         shared_bytes: 0,
         dependent: false,

@@ -161,11 +161,11 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         plan: variant(Entry::Plan),
         query_group,
         blocks_per_unit: 2,
+        fixed_cost: 1,
         split_shared_bytes: 0,
         own_pieces: false,
         partial_dtype: DType::F32,
-        reduce_rows: 8,
-        reduce_columns: 64,
+        reduce_blocks: 64,
         row_alignment: 1,
         max_query_len: usize::MAX,
     }

@@ -214,11 +214,11 @@ impl Backend for Host {
             query_group,
             // Two parts per thread even out what else the machine is doing.
             blocks_per_unit: 2,
+            fixed_cost: crate::plan::FIXED_COST,
             split_shared_bytes: 0,
             own_pieces: false,
             partial_dtype: DType::F32,
-            reduce_rows: decode_reduce::ROWS as u32,
-            reduce_columns: shape.kv_lora_rank as u32,
+            reduce_blocks: 1,
             row_alignment: 1,
             max_query_len: i32::MAX as usize,
         })
