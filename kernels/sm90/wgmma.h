@@ -135,6 +135,11 @@ DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d
                  : "memory");
 }
 
+/// Two matrices likewise, at the addresses of the first 16 lanes.
+DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
+}
+
 DEVICE void store_pair(void SHARED* to, float a, float b) {
     struct alignas(8) Pair {
         float x, y;

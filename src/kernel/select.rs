@@ -98,7 +98,7 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
-        select_few::FORM => return select_few::shared_bytes(variant, layout_of(arch).score_pad),
+        select_few::FORM => return select_few::shared_bytes(variant),
         _ => {}
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);

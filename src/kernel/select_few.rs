@@ -1,4 +1,4 @@
-//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+//! The form of stage 1 for few tokens (`kernels/sm90/mla_decode_split_few.cu`): which problems it serves, and what it takes.
 //!
 //! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens"), both stages, captured for 131,072 tokens, beside what
 //! served the problem before:
@@ -11,7 +11,7 @@
 use super::{Variant, select};
 use crate::backend::DecodeShape;
 
-/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
+/// `kernels/sm90/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
 pub(super) const FORM: u32 = 3;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
@@ -53,14 +53,13 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     if serves(&base, arch) { vec![variant(base, 16), variant(base, 32)] } else { Vec::new() }
 }
 
-/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
-pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
+/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
+pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let rows = variant.block_rows;
-    let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
-    let score_stride = TILE + score_pad;
-    let depth = 128 / rows;
+    let row_bytes = (variant.kv_lora_rank + variant.rope_dim.next_multiple_of(64)) * 2;
     let tiles = variant.stages * TILE * row_bytes;
-    tiles + rows * row_bytes + depth * rows * score_stride * 4 + rows * score_stride * 2 + 2 * rows * 4
+    // Weights; a half of the logits' halves of the depth; sums of four warps, and a scale.
+    tiles + rows * (row_bytes + TILE * 2 + variant.threads + 4 * 4 + 4)
 }
 
 #[cfg(test)]
