@@ -1,134 +1,153 @@
 // Stage 1 of MLA decode for few tokens on Hopper: one piece of one sequence in a block, most often a single tile.
 //
 // What takes time is the way from the lengths to the first tile, and what comes after the last: a block cuts its piece out by
-// itself, and both of its warpgroups work on every step of a tile. The products are transposed: tokens are their rows.
+// itself, and two warpgroups work on every step of a tile. The products are transposed: tokens are their rows.
 //
+//   loader    one warp copies the tiles
 //   logits    each group: all tokens x all query rows over half of the depth; then each adds up half of the query rows
 //   softmax   each group: its half of the query rows, down the columns of its products
 //   output    each group: its half of the columns x all query rows
-//
-// While a tile is worked on the next one is on its way. Tokens are loaded in sixteens: a piece may be that short.
 //
 // Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
 // asks for its first tiles to come near. Afterwards it copies them and looks at lengths and pages once more: most often they are
 // the same.
 
-constexpr int TILE = 64;  // tokens; TILE_TOKENS is the unit in which sequences are cut
 constexpr int SLOTS = STAGES;
 constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
+constexpr int WORKERS = GROUPS * GROUP_THREADS;
 constexpr int ROWS = BLOCK_ROWS;
 constexpr int GROUP_ROWS = ROWS / GROUPS;
-constexpr int LATENT_UNITS = KV_LORA_RANK / 64;
-constexpr int UNITS = LATENT_UNITS + ROPE_DIM / 64;
+constexpr int UNITS = LATENT_UNITS + (ROPE_DIM > 0);
 constexpr int GROUP_UNITS = LATENT_UNITS / GROUPS;
+constexpr int PART_UNITS = 3;             // of a tile, that products wait for together
+constexpr int PARTS = divide_up(UNITS, PART_UNITS);
 constexpr int SUMS = ROWS / 2;            // of a product, in a lane's registers
 constexpr int LOGITS = SUMS / GROUPS;     // that a lane is left with
 constexpr int LANE_ROWS = ROWS / 4;       // query rows of which a lane holds sums: see `lane_row`
 constexpr int OWN_ROWS = GROUP_ROWS / 4;  // and logits
-static_assert(THREADS == GROUPS * GROUP_THREADS && SLOTS == 2 && (ROWS == 16 || ROWS == 32), "two warpgroups, two tiles");
-static_assert(TILE % TILE_TOKENS == 0 && TILE_TOKENS % 16 == 0 && bytes_of(KV_DTYPE) == 2, "units of whole sixteens, 16 bits");
-static_assert(KV_LORA_RANK == 512 && ROPE_DIM % 64 == 0, "units of 64 columns");
+static_assert(THREADS == WORKERS + WAVE && (ROWS == 16 || ROWS == 32), "two warpgroups and a loader");
+static_assert(bytes_of(KV_DTYPE) == 2, "products of 16 bits");
 
-// A row's maximum begins at 0 and is raised, to the highest logit so far, only when a logit exceeds it by LAZY_MAX (powers of two) or,
-// in the first tile, lies more than LAZY_MIN below. Weights far from 1 cost nothing where they have the range of floats.
-constexpr float LAZY_MAX = Q_IS_BF16 ? 32.0f : 8.0f;
-constexpr float LAZY_MIN = Q_IS_BF16 ? 64.0f : 0.0f;
+// A row's maximum begins at 0 and is raised, to the highest logit so far, only when a logit exceeds it by RAISE_ABOVE (powers of two)
+// or, in the first tile, lies more than RAISE_BELOW under it. Weights far from 1 cost nothing where they have the range of floats.
+constexpr float RAISE_ABOVE = Q_IS_BF16 ? 32.0f : LAZY_MAX;
+constexpr float RAISE_BELOW = Q_IS_BF16 ? 64.0f : 0.0f;
 
 // Shared memory, in bytes from its beginning, as `shared_bytes` of src/kernel/select_few.rs counts it.
-constexpr int UNIT_BYTES = TILE * 128;
 constexpr int TILE_BYTES = UNITS * UNIT_BYTES;
 constexpr int QUERY_UNIT_BYTES = ROWS * 128;
 constexpr int QUERY_AT = SLOTS * TILE_BYTES;
 constexpr int EXCHANGE_AT = QUERY_AT + UNITS * QUERY_UNIT_BYTES;
-constexpr int WEIGHTS_AT = EXCHANGE_AT + THREADS * LOGITS * 4;
+constexpr int WEIGHTS_AT = EXCHANGE_AT + WORKERS * LOGITS * 4;
 constexpr int SUMS_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
-constexpr int FACTOR_AT = SUMS_AT + GROUP_WARPS * ROWS * 4;
-constexpr int SHARED_BYTES = FACTOR_AT + ROWS * 4;
+constexpr int MAXIMA_AT = SUMS_AT + 2 * GROUP_WARPS * ROWS * 4;
+constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
+constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
+constexpr int SHARED_BYTES = BARRIERS_AT + SLOTS * (PARTS + 1) * 8;
 constexpr int RESULT_STRIDE = KV_LORA_RANK * 2 + 16;
 static_assert(ROWS * RESULT_STRIDE <= WEIGHTS_AT - QUERY_AT, "results pass through the place of queries and logits");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select_few.rs counts the same");
 #endif
 
-/// Copies tiles of a piece: every thread the same 16 bytes of each unit of the same rows each time.
+/// The tiles in shared memory. Parts of a tile have barriers that end a phase when they have come, a slot one that does when its
+/// readers are done with it.
+struct Tiles {
+    uint32 base, barriers;
+
+    DEVICE uint32 tile(int slot) const { return base + slot * TILE_BYTES; }
+    DEVICE uint32 full(int slot, int part) const { return barriers + (slot * PARTS + part) * 8; }
+    DEVICE uint32 empty(int slot) const { return barriers + (SLOTS * PARTS + slot) * 8; }
+
+    DEVICE void init() const {
+        for (int i = 0; i < SLOTS * PARTS; i++) barrier_init(full(0, i), 1);
+        for (int slot = 0; slot < SLOTS; slot++) barrier_init(empty(slot), GROUPS * GROUP_WARPS);
+        barrier_publish_init();
+    }
+
+    /// Ends a phase of all slots, of which the first `filled` are being filled, by one warp.
+    DEVICE void turn(int filled, int parity) const {
+        NO_UNROLL for (int i = 0; i < filled * PARTS; i++) barrier_wait(full(0, i), parity);
+        int other = filled * PARTS + lane_index();
+        if (other < SLOTS * PARTS) barrier_arrive(full(0, other));
+    }
+};
+
+/// The loader. Its lanes have the boxes of a piece in turn: 32 boxes' pages are looked up at a time.
 struct Loader {
-    static constexpr int LANES = 8;
-    static constexpr int PASSES = TILE * LANES / THREADS;
+    int rows, boxes;             // of a box, of a tile
+    const int GLOBAL* page_at;   // where this lane's page is told; null past the piece or the table
+    int page, entry;             // what was told, -1 if nothing; row of the page
 
-    int token, end;                       // of the tile, of the piece
-    const int GLOBAL* page_at[PASSES];    // where the pages of this thread's rows are told; null past the piece or the table
-    int page[PASSES];                     // what was told, -1 if nothing
-    int entry[PASSES];                    // within the page
-    const uint16 GLOBAL* latent[PASSES];  // this thread's words of its rows
-    const uint16 GLOBAL* rope[PASSES];
-    bool valid[PASSES];
+    DEVICE int page_now() const { return page_at ? load_now(page_at) : -1; }
 
-    static DEVICE int row(int pass) { return thread_index() / LANES + pass * (THREADS / LANES); }
-
-    /// The pages as of now.
-    DEVICE void look(int (&now)[PASSES]) const {
-        UNROLL for (int i = 0; i < PASSES; i++) now[i] = page_at[i] ? load_now(page_at[i]) : -1;
-    }
-
-    /// Turns to the tile at a token of a piece, well before it is needed.
-    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece, int to) {
-        token = to;
-        end = piece.end;
+    /// Looks up the boxes from a token of a piece on.
+    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece, int token) {
+        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
+        boxes = TILE_TOKENS >> highest_bit(rows);
+        int at = token + lane_index() * rows;
+        int column = quotient(at, p.page_size);
+        entry = at - column * p.page_size;
         const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
-        bool shifts = (p.page_size & (p.page_size - 1)) == 0;
-        UNROLL for (int i = 0; i < PASSES; i++) {
-            int at = token + row(i);
-            int column = shifts ? at >> highest_bit(p.page_size) : quotient(at, p.page_size);
-            entry[i] = at - column * p.page_size;
-            page_at[i] = at < end && column < p.table_width ? table + column : nullptr;
-        }
-        look(page);
+        page_at = at < piece.end && column < p.table_width ? table + column : nullptr;
+        page = page_now();
     }
 
-    /// Finds the rows, once the pages have been told.
-    DEVICE void locate(const DecodeParams& p) {
-        int lane = thread_index() % LANES;
-        UNROLL for (int i = 0; i < PASSES; i++) {
-            valid[i] = page[i] >= 0 && page[i] < p.num_pages;
-            int64 index = valid[i] ? page[i] : 0;
-            latent[i] = global_pointer<const uint16>(p.kv) + index * p.kv_stride_page + entry[i] * p.kv_stride_token + lane * 8;
-            rope[i] = global_pointer<const uint16>(p.k_rope) + index * p.rope_stride_page + entry[i] * p.rope_stride_token + lane * 8;
+    /// For each of the tile's boxes and units: `take(unit, column, row, page, first token)`; all lanes must ask. `tile` counts from
+    /// where the boxes were looked up.
+    template <typename Take>
+    DEVICE void each(int tile, Take take) const {
+        int shift = highest_bit(boxes);
+        NO_UNROLL for (int first = 0; first < UNITS * boxes; first += WAVE) {
+            int unit = (first + lane_index()) >> shift;
+            int box = (first + lane_index()) & (boxes - 1);
+            int its_page = from_lane(page, tile * boxes + box);
+            int its_entry = from_lane(entry, tile * boxes + box);
+            if (unit < UNITS) take(unit, unit == LATENT_UNITS ? 0 : unit * UNIT_COLUMNS, its_entry, its_page, box * rows);
         }
     }
 
-    /// Starts to copy the tile's tokens, whole sixteens of them, and closes the group of these copies. Those past the piece's end
-    /// become zeros: what lies in unused cache slots, NaN included, is never read.
-    DEVICE void copy(unsigned char SHARED* tile) const {
-        int rows = (smaller(end - token, TILE) + 15) / 16 * 16;
-        UNROLL for (int i = 0; i < PASSES; i++) {
-            if (row(i) >= rows) continue;
-            unsigned char SHARED* to = tile + row(i) * 128 + (thread_index() % LANES ^ row(i) % 8) * 16;
-            UNROLL for (int unit = 0; unit < UNITS; unit++) {
-                const uint16 GLOBAL* from = unit < LATENT_UNITS ? latent[i] + unit * 64 : rope[i];
-                copy16_async(to + unit * UNIT_BYTES, from, valid[i]);
-            }
+    /// Asks for the first tiles.
+    DEVICE void fetch(int tiles, const TensorMap& latent, const TensorMap& rope) const {
+        NO_UNROLL for (int tile = 0; tile < tiles; tile++) {
+            each(tile, [&](int unit, int column, int row, int its_page, int) {
+                fetch_box(unit == LATENT_UNITS ? rope : latent, column, row, its_page);
+            });
         }
-        copy_commit();
     }
 
-    /// Asks for the tile's rows: the lanes of a row for a line each.
-    DEVICE void fetch() const {
-        int lane = thread_index() % LANES;
-        UNROLL for (int i = 0; i < PASSES; i++) {
-            if (!valid[i]) continue;
-            fetch_near(latent[i] + lane * 56);
-            if (ROPE_DIM > 0 && lane == 0) fetch_near(rope[i]);
+    DEVICE void copy(int tile, const TensorMap& latent, const TensorMap& rope, const Tiles& tiles, int slot) const {
+        if (lane_index() < PARTS) {
+            int units = smaller(UNITS - lane_index() * PART_UNITS, PART_UNITS);
+            barrier_expect(tiles.full(slot, lane_index()), units * UNIT_BYTES);
+        }
+        warp_barrier();
+        each(tile, [&](int unit, int column, int row, int its_page, int token) {
+            copy_box(tiles.tile(slot) + unit * UNIT_BYTES + token * 128, unit == LATENT_UNITS ? rope : latent, column, row, its_page,
+                     tiles.full(slot, unit / PART_UNITS));
+        });
+    }
+
+    /// Copies the tiles after the first as their slots become free.
+    DEVICE void run(const DecodeParams& p, const OwnPiece& piece, const TensorMap& latent, const TensorMap& rope, const Tiles& tiles) {
+        int turn_tiles = WAVE / boxes;
+        int slot = 0, parity = 0;
+        NO_UNROLL for (int tile = SLOTS; piece.begin + tile * TILE_TOKENS < piece.end; tile++) {
+            int since = tile & (turn_tiles - 1);
+            if (since == 0) turn(p, piece, piece.begin + tile * TILE_TOKENS);
+            barrier_wait(tiles.empty(slot), parity);
+            copy(since, latent, rope, tiles, slot);
+            slot = slot + 1 < SLOTS ? slot + 1 : 0;
+            parity ^= slot == 0;
         }
     }
 };
-static_assert(LATENT_UNITS == Loader::LANES, "a lane's line of a row");
 
 /// This thread's words of the block's query rows; rows that do not exist become zeros.
 struct Queries {
-    static constexpr int UNIT_THREADS = ROWS * 8;
-    static constexpr int SHARES = THREADS / UNIT_THREADS;  // of the units
+    static constexpr int SHARES = WORKERS / (ROWS * 8);  // of the units
 
     const uint16 GLOBAL* from;
     bool valid;
@@ -143,24 +162,31 @@ struct Queries {
     DEVICE void copy(unsigned char SHARED* queries) const {
         int row = thread_index() / 8 % ROWS;
         unsigned char SHARED* to = queries + row * 128 + (thread_index() % 8 ^ row % 8) * 16;
-        int share = thread_index() / UNIT_THREADS;
         UNROLL for (int i = 0; i < divide_up(UNITS, SHARES); i++) {
-            int unit = i * SHARES + share;
-            if (unit < UNITS) copy16_async(to + unit * QUERY_UNIT_BYTES, from + unit * 64, valid);
+            int unit = i * SHARES + thread_index() / (ROWS * 8);
+            if (unit < UNITS) copy16_async(to + unit * QUERY_UNIT_BYTES, from + unit * UNIT_COLUMNS, valid);
         }
+        copy_commit();
     }
 };
 
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
 
-/// The group's part of the tile's logits: every second pair of the depth's steps.
-DEVICE void multiply_keys(float (&x)[SUMS], uint32 tile, uint32 queries) {
-    products_begin();
+/// Waits for both warpgroups.
+DEVICE void workers_barrier() { named_barrier(1, WORKERS); }
+
+/// Begins the group's part of the tile's logits, every second pair of the depth's steps, as the tile comes in.
+DEVICE void multiply_keys(float (&x)[SUMS], uint32 depth, uint32 queries, const Tiles& tiles, int slot, int parity) {
+    uint32 keys = tiles.tile(slot) + depth;
     UNROLL for (int unit = 0; unit < UNITS; unit++) {
+        if (unit % PART_UNITS == 0) {
+            barrier_wait(tiles.full(slot, unit / PART_UNITS), parity);
+            products_begin();
+        }
         UNROLL for (int step = 0; step < 2; step++) {
-            product_keys<false>(x, rows_operand(tile, unit * UNIT_BYTES + step * 32),
-                                rows_operand(queries, unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
+            product_keys<false>(x, rows_operand(keys, unit * UNIT_BYTES + step * 32),
+                                rows_operand(queries + depth, unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
         }
     }
     products_commit();
@@ -168,12 +194,11 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 tile, uint32 queries) {
 
 using Sums = float[GROUP_UNITS][SUMS];
 
-/// Adds `count` sixteens of the tile's tokens, weighed, to the group's columns of the output.
-template <int count>
+/// Adds the tile's values, weighed, to the group's columns of the output.
 DEVICE void multiply_values(Sums& o, uint32 values, uint32 weights) {
     products_begin();
     UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
-        UNROLL for (int step = 0; step < count; step++) {
+        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
             product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values, unit * UNIT_BYTES + step * 2048),
                                rows_operand(weights, step * 32), 1);
         }
@@ -181,14 +206,22 @@ DEVICE void multiply_values(Sums& o, uint32 values, uint32 weights) {
     products_commit();
 }
 
+/// Clears the values of a tile from token `valid` on, by both warpgroups: weights of zero do not undo a NaN.
+DEVICE void clear_values(unsigned char SHARED* tile, int valid) {
+    NO_UNROLL for (int row = valid + thread_index() / 64; row < TILE_TOKENS; row += WORKERS / 64) {
+        *(Word4 SHARED*)(tile + thread_index() % 64 / 8 * UNIT_BYTES + row * 128 + thread_index() % 8 * 16) = {0, 0, 0, 0};
+    }
+}
+
 /// Softmax of the group's query rows: lane `l` of warp `w` holds tokens 16 w + l / 4 and 8 further on.
 struct Softmax {
-    float maximum[OWN_ROWS], sum[OWN_ROWS];  // the sums are this lane's share
+    float maximum[OWN_ROWS];
+    float sum[OWN_ROWS], rounded[OWN_ROWS];  // of weights, and of those that values are multiplied by: this lane's share
     int limit[OWN_ROWS];                     // tokens that each row sees of this piece
 
     DEVICE void start(const DecodeParams& p, const OwnPiece& piece, int first_row) {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
-            maximum[i] = sum[i] = 0.0f;
+            maximum[i] = sum[i] = rounded[i] = 0.0f;
             Row of = row_of(p, piece.seq, first_row + lane_row(i));
             int unseen = p.causal ? last_token(p, piece.seq) - of.token : 0;  // of what the sequence's last row sees
             limit[i] = of.valid ? smaller(piece.tokens - unseen, piece.end) : 0;
@@ -196,36 +229,30 @@ struct Softmax {
     }
 
     /// Turns products into logits, in powers of two. Whether a maximum is to be raised.
-    DEVICE bool mask(const DecodeParams& p, float (&x)[LOGITS], int token, bool first) const {
-        float scale = p.sm_scale * p.kv_scale * LOG2_E;
-        UNROLL for (int i = 0; i < LOGITS; i++) x[i] *= scale;
-        if (unlikely(p.softcap != 0.0f)) {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int i = 0; i < LOGITS; i++) {
-                float power = exp2(x[i] * (2.0f / p.softcap));
-                x[i] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
-            }
-        }
-        token += warp_of_group() * 16 + lane_index() / 4;
+    DEVICE bool mask(const DecodeParams& p, float (&x)[LOGITS], int token, bool first, int warp) const {
+        scale_logits(p, x);
+        token += warp * 16 + lane_index() / 4;
         bool raises = false;
         UNROLL for (int i = 0; i < LOGITS; i++) {
             int row = i / 4 * 2 + i % 2;
             bool sees = token + i / 2 % 2 * 8 < limit[row];
-            raises |= sees && (x[i] > maximum[row] + LAZY_MAX || (first && x[i] < -LAZY_MIN));
+            raises |= sees && (x[i] > maximum[row] + RAISE_ABOVE || (first && x[i] < -RAISE_BELOW));
             if (!sees) x[i] = NEGATIVE_INFINITY;
         }
         return raises;
     }
 
+    /// Turns logits into weights.
+    DEVICE void weigh(float (&weight)[LOGITS], const float (&x)[LOGITS]) const {
+        UNROLL for (int i = 0; i < LOGITS; i++) weight[i] = exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
+    }
+
     /// Stores the weights of this warp's sixteen tokens for the products.
-    DEVICE void store_weights(const float (&x)[LOGITS], uint32 weights) const {
+    DEVICE void store(const float (&weight)[LOGITS], uint32 weights, int warp) const {
         uint32 word[LOGITS / 2];
-        UNROLL for (int i = 0; i < LOGITS; i += 2) {
-            word[i / 2] = pack(exp2(x[i] - maximum[i / 4 * 2]), exp2(x[i + 1] - maximum[i / 4 * 2 + 1]));
-        }
+        UNROLL for (int i = 0; i < LOGITS; i += 2) word[i / 2] = pack(weight[i], weight[i + 1]);
         int lane = lane_index();
-        int chunk = warp_of_group() * 2 + lane / 8 % 2;
-        uint32 to = weights + lane % 8 * 128 + (chunk ^ lane % 8) * 16;
+        uint32 to = weights + lane % 8 * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
         if constexpr (LOGITS == 4) {
             store_matrix_trans(to, word[0], word[1]);
         } else {
@@ -234,65 +261,78 @@ struct Softmax {
         publish_to_async();
     }
 
-    /// Raises the maxima that need it; `factors` tells what each row's earlier sums are to be multiplied by. All threads must ask.
-    DEVICE void raise(const float (&x)[LOGITS], bool first, float SHARED* highest_of, float SHARED* factors) {
+    /// Raises the maxima that need it; `factors` tells what each row's earlier sums are to be multiplied by. Both groups must ask.
+    DEVICE void raise(const float (&x)[LOGITS], bool first, float SHARED* highest_of, float SHARED* factors, int warp) {
         float highest[OWN_ROWS];
-        int own_warp = warp_of_group();
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
             highest[i] = ::maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
             UNROLL for (int mask = 4; mask < 32; mask *= 2) highest[i] = ::maximum(highest[i], shuffle_xor(highest[i], mask));
-            if (lane_index() < 4) highest_of[own_warp * ROWS + lane_row(i)] = highest[i];
+            if (lane_index() < 4) highest_of[warp * ROWS + lane_row(i)] = highest[i];
         }
-        barrier();
+        workers_barrier();
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
-            UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) {
-                highest[i] = ::maximum(highest[i], highest_of[warp * ROWS + lane_row(i)]);
+            UNROLL for (int other = 0; other < GROUP_WARPS; other++) {
+                highest[i] = ::maximum(highest[i], highest_of[other * ROWS + lane_row(i)]);
             }
             float factor = 1.0f;
-            if (first ? highest[i] != NEGATIVE_INFINITY : highest[i] > maximum[i] + LAZY_MAX) {
+            if (first ? highest[i] != NEGATIVE_INFINITY : highest[i] > maximum[i] + RAISE_ABOVE) {
                 if (!first) factor = exp2(maximum[i] - highest[i]);
                 maximum[i] = highest[i];
                 sum[i] *= factor;
+                rounded[i] *= factor;
             }
-            if (lane_index() < 4 && own_warp == 0) factors[lane_row(i)] = factor;
+            if (lane_index() < 4 && warp == 0) factors[lane_row(i)] = factor;
         }
     }
 
-    DEVICE void add(const float (&x)[LOGITS]) {
-        UNROLL for (int i = 0; i < LOGITS; i++) sum[i / 4 * 2 + i % 2] += exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
+    DEVICE void add(const float (&weight)[LOGITS]) {
+        UNROLL for (int i = 0; i < LOGITS; i += 2) {
+            float low, high;
+            unpack(pack(weight[i], weight[i + 1]), low, high);
+            sum[i / 4 * 2] += weight[i];
+            sum[i / 4 * 2 + 1] += weight[i + 1];
+            rounded[i / 4 * 2] += low;
+            rounded[i / 4 * 2 + 1] += high;
+        }
     }
 
     /// Tells this warp's sums, and the maxima. To be followed by a barrier.
-    DEVICE void tell(float SHARED* sums, float SHARED* maxima) {
-        int warp = warp_of_group();
+    DEVICE void tell(float SHARED* sums, float SHARED* maxima, int warp) {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
-            UNROLL for (int mask = 4; mask < 32; mask *= 2) sum[i] += shuffle_xor(sum[i], mask);
+            UNROLL for (int mask = 4; mask < 32; mask *= 2) {
+                sum[i] += shuffle_xor(sum[i], mask);
+                rounded[i] += shuffle_xor(rounded[i], mask);
+            }
             if (lane_index() >= 4) continue;
             sums[warp * ROWS + lane_row(i)] = sum[i];
+            sums[(GROUP_WARPS + warp) * ROWS + lane_row(i)] = rounded[i];
             if (warp == 0) maxima[lane_row(i)] = maximum[i];
         }
     }
 };
 
-/// Turns a row's maximum into what its result is to be multiplied by, and writes its LSE.
-DEVICE void finish_row(const DecodeParams& p, const OwnPiece& piece, int row, const float SHARED* sums, float SHARED& factor) {
-    float sum = 0.0f;
-    UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) sum += sums[warp * ROWS];
+/// Writes a row's LSE. What its result is to be multiplied by: it is divided by the sum of the weights as they were rounded.
+DEVICE float finish_row(const DecodeParams& p, const OwnPiece& piece, int row, const float SHARED* sums, float maximum) {
+    float sum = 0.0f, rounded = 0.0f;
+    UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) {
+        sum += sums[warp * ROWS];
+        rounded += sums[(GROUP_WARPS + warp) * ROWS];
+    }
     // Emptiness is a sum of zero: a NaN must show.
-    float lse = sum == 0.0f ? NEGATIVE_INFINITY : (factor + log2(sum)) * LN_2;
-    factor = result_scale(p, sum, piece.slot);
+    float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
     if (piece.slot < 0) {
         Row of = row_of(p, piece.seq, row);
         if (of.valid) write_lse(p, of, lse);
     } else if (row < group_rows(p)) {
         global_pointer<float>(p.partial_lse)[(int64)piece.slot * group_rows(p) + row] = lse;
     }
+    return result_scale(p, rounded, piece.slot);
 }
 
 /// Puts the group's columns of the result, of which each row is to be scaled, into rows.
-DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uint32 result, int group) {
+DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uint32 result, int first_column) {
     int lane = lane_index();
-    uint32 to = result + (lane / 16 * 8 + lane % 8) * RESULT_STRIDE + (group * GROUP_UNITS * 64 + warp_of_group() * 16 + lane / 8 % 2 * 8) * 2;
+    uint32 to = result + (lane / 16 * 8 + lane % 8) * RESULT_STRIDE + (first_column + warp_of_group() * 16 + lane / 8 % 2 * 8) * 2;
     UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 8) {
             uint32 word[4];
@@ -306,14 +346,14 @@ DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uin
     }
 }
 
-/// Writes the result's rows, by all threads.
+/// Writes the result's rows, by both warpgroups.
 DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first_row, const unsigned char SHARED* result) {
     constexpr int WORDS = KV_LORA_RANK / 8;
     int rows = smaller(group_rows(p) - first_row, ROWS);
     // A block's rows of a slot lie one after the other.
     uint16 GLOBAL* partial = global_pointer<uint16>(p.partial_out) + ((int64)piece.slot * group_rows(p) + first_row) * KV_LORA_RANK;
-    UNROLL for (int i = 0; i < ROWS * WORDS / THREADS; i++) {
-        int word = i * THREADS + thread_index();
+    UNROLL for (int i = 0; i < ROWS * WORDS / WORKERS; i++) {
+        int word = i * WORKERS + thread_index();
         int local = word / WORDS;
         if (local >= rows) break;
         Word4 from = *(const Word4 SHARED*)(result + local * RESULT_STRIDE + word % WORDS * 16);
@@ -322,78 +362,31 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
             continue;
         }
         Row row = row_of(p, piece.seq, first_row + local);
-        if (!row.valid) continue;
-        // Rows of the output begin at multiples of 8 bytes.
-        Word2 GLOBAL* to = (Word2 GLOBAL*)(output_row(p, row) + word % WORDS * 8);
-        to[0] = {from.x, from.y};
-        to[1] = {from.z, from.w};
+        if (row.valid) store_output(output_row(p, row) + word % WORDS * 8, from);
     }
 }
 
-KERNEL_ONE_BLOCK(THREADS) mla_decode_split(const DecodeParams p) {
-    SHARED_MEMORY_1024(shared);
-    float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT);
-    float SHARED* sums = (float SHARED*)(shared + SUMS_AT);
-    float SHARED* factors = (float SHARED*)(shared + FACTOR_AT);
-    uint32 base = shared_address(shared);
-    int group = warpgroup_index();
-
-    int row_blocks = divide_up(group_rows(p), ROWS);
-    int item = quotient(block_index(), row_blocks);
-    int first_row = (block_index() - item * row_blocks) * ROWS;
-    OwnPiece piece;
-    Loader loader[SLOTS];
-    Queries queries;
-    Softmax softmax;
-    bool waited = false;
-    const int GLOBAL* length_at = few_length(p);
-    int length = length_at ? load_now(length_at) : 0;
-    NO_UNROLL while (true) {
-        piece = own_piece(p, few_tokens(p, length), item);
-        UNROLL for (int i = 0; i < SLOTS; i++) loader[i].turn(p, piece, piece.begin + i * TILE);
-        queries.find(p, piece, first_row);
-        softmax.start(p, piece, first_row + group * GROUP_ROWS);
-        UNROLL for (int i = 0; i < SLOTS; i++) loader[i].locate(p);
-        if (!waited) {
-            UNROLL for (int i = 0; i < SLOTS; i++) loader[i].fetch();
-            grid_dependency_wait();
-            grid_dependency_launch();
-            waited = true;
-        }
-        int length_now = length_at ? load_now(length_at) : 0;
-        int page_now[SLOTS][Loader::PASSES];
-        UNROLL for (int i = 0; i < SLOTS; i++) loader[i].look(page_now[i]);
-        if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
-        UNROLL for (int i = 0; i < SLOTS; i++) loader[i].copy(shared + i * TILE_BYTES);
-        bool changed = length_now != length;
-        UNROLL for (int i = 0; i < SLOTS; i++) {
-            UNROLL for (int j = 0; j < Loader::PASSES; j++) changed |= page_now[i][j] != loader[i].page[j];
-        }
-        copy_wait<SLOTS - 1>();
-        publish_to_async();
-        if (!barrier_any(changed)) break;
-        length = length_now;
-        copy_wait<0>();
-    }
-    if (piece.begin >= piece.end) return;
-    Loader& ahead = loader[0];  // of the tile after the next
-
+/// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies.
+DEVICE void attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, int parity,
+                   unsigned char SHARED* shared, const Tiles& tiles) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
-    int columns = group == 0 ? 0 : GROUP_UNITS * UNIT_BYTES;
-    uint32 weights = base + WEIGHTS_AT;
+    int first_unit = group == 0 ? 0 : GROUP_UNITS;
+    uint32 weights = tiles.base + WEIGHTS_AT;
+    uint32 own_weights = weights + (group == 0 ? 0 : GROUP_ROWS * 128);
+    float SHARED* sums = (float SHARED*)(shared + SUMS_AT) + group * GROUP_ROWS;
+    float SHARED* maxima = (float SHARED*)(shared + MAXIMA_AT);
+    float SHARED* factors = (float SHARED*)(shared + FACTOR_AT);
+    int warp = warp_of_group();
     Sums o = {};
     int slot = 0;
     int token = piece.begin;
     NO_UNROLL while (true) {
-        uint32 tile = base + slot * TILE_BYTES;
         float product[SUMS];
-        multiply_keys(product, tile + depth, base + QUERY_AT + depth);
-        bool more = token + SLOTS * TILE < piece.end;
-        if (more) ahead.turn(p, piece, token + SLOTS * TILE);
+        multiply_keys(product, depth, tiles.base + QUERY_AT, tiles, slot, parity);
         products_wait<0>();
         float x[LOGITS];
-        Float4 SHARED* given = (Float4 SHARED*)exchange + thread_index() % GROUP_THREADS;
+        Float4 SHARED* given = (Float4 SHARED*)(shared + EXCHANGE_AT) + thread_index() % GROUP_THREADS;
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             float give[4];
             UNROLL for (int j = 0; j < 4; j++) {
@@ -402,7 +395,7 @@ KERNEL_ONE_BLOCK(THREADS) mla_decode_split(const DecodeParams p) {
             }
             given[(i / 4 * GROUPS + (group ^ 1)) * GROUP_THREADS] = {give[0], give[1], give[2], give[3]};
         }
-        barrier();
+        workers_barrier();
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             Float4 other = given[(i / 4 * GROUPS + group) * GROUP_THREADS];
             x[i] += other.x;
@@ -411,52 +404,105 @@ KERNEL_ONE_BLOCK(THREADS) mla_decode_split(const DecodeParams p) {
             x[i + 3] += other.w;
         }
         bool first = token == piece.begin;
-        uint32 own_weights = weights + (group == 0 ? 0 : GROUP_ROWS * 128);
-        bool raises = softmax.mask(p, x, token, first);
-        softmax.store_weights(x, own_weights);
-        if (barrier_any(raises)) {
-            softmax.raise(x, first, sums + group * GROUP_ROWS, factors + group * GROUP_ROWS);
-            softmax.store_weights(x, own_weights);
-            barrier();
+        bool raises = softmax.mask(p, x, token, first, warp);
+        if (piece.end - token < TILE_TOKENS) clear_values(shared + slot * TILE_BYTES, piece.end - token);
+        float weight[LOGITS];
+        softmax.weigh(weight, x);
+        softmax.store(weight, own_weights, warp);
+        if (named_barrier_any(1, WORKERS, raises)) {
+            softmax.raise(x, first, sums, factors + group * GROUP_ROWS, warp);
+            softmax.weigh(weight, x);
+            softmax.store(weight, own_weights, warp);
+            workers_barrier();
             UNROLL for (int i = 0; i < SUMS; i++) {
                 float factor = factors[lane_row(i / 4 * 2 + i % 2)];
                 UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) o[unit][i] *= factor;
             }
         }
-        int sixteens = (smaller(piece.end - token, TILE) + 15) / 16;
-        if (sixteens == TILE / 16) {
-            multiply_values<TILE / 16>(o, tile + columns, weights);
-        } else {
-            NO_UNROLL for (int k = 0; k < sixteens; k++) {
-                multiply_values<1>(o, tile + columns + k * 2048, weights + k * 32);
-                products_wait<0>();
-            }
-        }
-        softmax.add(x);
-        token += TILE;
+        multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
+        softmax.add(weight);
+        token += TILE_TOKENS;
         if (token >= piece.end) break;
         products_wait<0>();
-        barrier();  // no warp reads the tile any more
-        if (more) {
-            ahead.locate(p);
-            ahead.copy(shared + slot * TILE_BYTES);
-        } else {
-            copy_commit();
-        }
-        copy_wait<1>();
-        publish_to_async();
-        barrier();
-        slot ^= 1;
+        if (lane_index() == 0) barrier_arrive(tiles.empty(slot));
+        slot = slot + 1 < SLOTS ? slot + 1 : 0;
+        parity ^= slot == 0;
     }
-    softmax.tell(sums + group * GROUP_ROWS, factors + group * GROUP_ROWS);
-    barrier();
+    softmax.tell(sums, maxima + group * GROUP_ROWS, warp);
+    workers_barrier();
     int row = thread_index();
-    if (row < ROWS) finish_row(p, piece, first_row + row, sums + row, factors[row]);
-    barrier();
+    if (row < ROWS) factors[row] = finish_row(p, piece, first_row + row, (float SHARED*)(shared + SUMS_AT) + row, maxima[row]);
+    workers_barrier();
     float scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(i)];
     products_wait<0>();
-    transpose_result(o, scale, base + QUERY_AT, group);
-    barrier();
+    transpose_result(o, scale, tiles.base + QUERY_AT, first_unit * UNIT_COLUMNS);
+    workers_barrier();
     write_result(p, piece, first_row, shared + QUERY_AT);
+}
+
+KERNEL_ONE_BLOCK(THREADS)
+mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
+                 const __grid_constant__ TensorMap rope) {
+    SHARED_MEMORY_1024(shared);
+    Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    int group = warpgroup_index();
+    bool loads = group == GROUPS;
+    if (thread_index() == WORKERS) {
+        tiles.init();
+        prefetch_map(latent);
+        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
+    }
+    warp_barrier();
+
+    int row_blocks = divide_up(group_rows(p), ROWS);
+    int item = quotient(block_index(), row_blocks);
+    int first_row = (block_index() - item * row_blocks) * ROWS;
+    OwnPiece piece;
+    Loader loader;
+    Queries queries;
+    Softmax softmax;
+    const int GLOBAL* length_at = few_length(p);
+    int length = length_at ? load_now(length_at) : 0;
+    int parity = 0;
+    bool waited = false;
+    NO_UNROLL while (true) {
+        piece = own_piece(p, few_tokens(p, length), item);
+        // Lanes may have met different lengths.
+        int early = from_lane(smaller(divide_up(piece.end - piece.begin, TILE_TOKENS), SLOTS), 0);
+        if (loads) {
+            loader.turn(p, piece, piece.begin);
+            if (!waited) loader.fetch(early, latent, rope);
+        } else {
+            queries.find(p, piece, first_row);
+            softmax.start(p, piece, first_row + group * GROUP_ROWS);
+        }
+        if (!waited) {
+            grid_dependency_wait();
+            grid_dependency_launch();
+            waited = true;
+        }
+        int length_now = length_at ? load_now(length_at) : 0;
+        bool changed = false;
+        if (loads) {
+            int page_now = loader.page_now();
+            NO_UNROLL for (int tile = 0; tile < early; tile++) loader.copy(tile, latent, rope, tiles, tile);
+            changed = page_now != loader.page;
+        } else {
+            if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
+            copy_wait<0>();
+            publish_to_async();
+        }
+        if (!barrier_any(changed || length_now != length)) break;
+        length = length_now;
+        if (loads) tiles.turn(early, parity);
+        parity ^= 1;
+    }
+    if (piece.begin >= piece.end) return;
+    if (loads) {
+        loader.run(p, piece, latent, rope, tiles);
+    } else {
+        // Knowing that there are two also keeps operands in those registers.
+        attend(p, piece, first_row, group & 1, softmax, parity, shared, tiles);
+    }
 }

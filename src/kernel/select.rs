@@ -98,7 +98,9 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
-        select_few::FORM => return select_few::shared_bytes(variant),
+        select_few::FORM | select_few::BOXES_FORM => {
+            return select_few::shared_bytes(variant, layout_of(arch).score_pad);
+        }
         _ => {}
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
@@ -245,7 +247,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
-        own_pieces: split.form == select_few::FORM,
+        own_pieces: matches!(split.form, select_few::FORM | select_few::BOXES_FORM),
         partial_dtype: shape.q_dtype,
         reduce_rows: reduce.block_rows,
         reduce_columns: reduce.tile_tokens,

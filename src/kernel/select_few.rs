@@ -1,4 +1,4 @@
-//! The form of stage 1 for few tokens (`kernels/sm90/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
 //!
 //! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens"), both stages, captured for 131,072 tokens, beside what
 //! served the problem before:
@@ -11,8 +11,10 @@
 use super::{Variant, select};
 use crate::backend::DecodeShape;
 
-/// `kernels/sm90/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
+/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile. For pages of any size.
 pub(super) const FORM: u32 = 3;
+/// `kernels/sm90/mla_decode_split_few.cu`: likewise by bulk copies, whose boxes take pages of multiples of 8 tokens.
+pub(super) const BOXES_FORM: u32 = 7;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
@@ -22,9 +24,15 @@ const MAX_LONG: usize = 4;
 const MIN_PIECES: usize = 4;
 /// Tokens of a tile.
 const TILE: u32 = 64;
-/// The unit of pieces, in tokens.
+/// The unit of pieces, in tokens, where single tokens are copied.
 const UNIT: u32 = 16;
+/// Two warpgroups; of boxes, one warp loads besides.
 const THREADS: u32 = 256;
+const BOXES_THREADS: u32 = THREADS + 32;
+/// Tiles that have room.
+const STAGES: u32 = 2;
+/// Units of 64 columns of a tile that a barrier counts.
+const PART_UNITS: u32 = 3;
 
 /// Whether the blocks of stage 1 are to find their pieces by themselves, where `blocks` of `block_rows` rows run at a time.
 pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: usize, blocks: usize) -> bool {
@@ -37,29 +45,40 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
-    (!shape.portable && serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+    (!shape.portable && serves(&base, arch) && few)
+        .then(|| variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8)))
 }
 
 fn serves(base: &Variant, arch: &str) -> bool {
     arch == "sm_90a" && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512
 }
 
-fn variant(base: Variant, block_rows: u32) -> Variant {
-    Variant { block_rows, tile_tokens: UNIT, stages: 2, threads: THREADS, form: FORM, ..base }
+fn variant(base: Variant, block_rows: u32, boxes: bool) -> Variant {
+    let (tile_tokens, threads, form) = if boxes { (TILE, BOXES_THREADS, BOXES_FORM) } else { (UNIT, THREADS, FORM) };
+    Variant { block_rows, tile_tokens, stages: STAGES, threads, form, ..base }
 }
 
 /// The variants that [`split`] can give for these types and widths.
 pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if serves(&base, arch) { vec![variant(base, 16), variant(base, 32)] } else { Vec::new() }
+    let all = [(16, true), (32, true), (16, false), (32, false)];
+    let variants = all.map(|(block_rows, boxes)| variant(base, block_rows, boxes));
+    if serves(&base, arch) { variants.to_vec() } else { Vec::new() }
 }
 
-/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
-pub(super) fn shared_bytes(variant: &Variant) -> u32 {
+/// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
+pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
     let rows = variant.block_rows;
-    let row_bytes = (variant.kv_lora_rank + variant.rope_dim.next_multiple_of(64)) * 2;
+    if variant.form == BOXES_FORM {
+        let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
+        let tiles = variant.stages * (units * TILE * 128 + (units.div_ceil(PART_UNITS) + 1) * 8);
+        // Queries and weights, halves of logits that the groups exchange, two sums of four warps, a maximum and a factor.
+        return tiles + rows * ((units + 1) * 128 + THREADS + 2 * 4 * 4 + 2 * 4);
+    }
+    let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
+    let score_stride = TILE + score_pad;
+    let depth = 128 / rows;
     let tiles = variant.stages * TILE * row_bytes;
-    // Weights; a half of the logits' halves of the depth; sums of four warps, and a scale.
-    tiles + rows * (row_bytes + TILE * 2 + variant.threads + 4 * 4 + 4)
+    tiles + rows * row_bytes + depth * rows * score_stride * 4 + rows * score_stride * 2 + 2 * rows * 4
 }
 
 #[cfg(test)]

@@ -93,6 +93,7 @@ const SOFTMAX: SourceFile = embed!("kernels/mla_softmax.h");
 const DECODE_SPLIT: SourceFile = embed!("kernels/mla_decode_split.cu");
 const DECODE_SPLIT_TURNS: SourceFile = embed!("kernels/mla_decode_split_turns.cu");
 const FEW: SourceFile = embed!("kernels/mla_few.h");
+const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
@@ -116,7 +117,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
-            select_few::FORM => &[SM90_WGMMA, FEW, SM90_SPLIT_FEW],
+            select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
+            select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
