@@ -3,14 +3,14 @@
 // What takes time is the way from the lengths to the first tile, and what comes after the last: a block cuts its piece out by
 // itself, and two warpgroups work on every step of a tile. The products are transposed: tokens are their rows.
 //
-//   loader    one warp copies the tiles
+//   loader    one warp copies the tiles, and at last adds up the weights of each row
 //   logits    each group: all tokens x all query rows over half of the depth; then each adds up half of the query rows
 //   softmax   each group: its half of the query rows, down the columns of its products
 //   output    each group: its half of the columns x all query rows
 //
 // Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
-// asks for its first tiles to come near. Afterwards it copies them and looks at lengths and pages once more: most often they are
-// the same.
+// asks for its first tiles to come near. Afterwards it works on them and looks at lengths and pages once more meanwhile: most often
+// they are the same, else it begins again.
 
 constexpr int SLOTS = STAGES;
 constexpr int GROUPS = 2;
@@ -41,8 +41,8 @@ constexpr int QUERY_UNIT_BYTES = ROWS * 128;
 constexpr int QUERY_AT = SLOTS * TILE_BYTES;
 constexpr int EXCHANGE_AT = QUERY_AT + UNITS * QUERY_UNIT_BYTES;
 constexpr int WEIGHTS_AT = EXCHANGE_AT + WORKERS * LOGITS * 4;
-constexpr int SUMS_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
-constexpr int MAXIMA_AT = SUMS_AT + 2 * GROUP_WARPS * ROWS * 4;
+constexpr int HIGHEST_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
+constexpr int MAXIMA_AT = HIGHEST_AT + GROUP_WARPS * ROWS * 4;
 constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
 constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
 constexpr int SHARED_BYTES = BARRIERS_AT + SLOTS * (PARTS + 1) * 8;
@@ -67,11 +67,15 @@ struct Tiles {
         barrier_publish_init();
     }
 
-    /// Ends a phase of all slots, of which the first `filled` are being filled, by one warp.
-    DEVICE void turn(int filled, int parity) const {
-        NO_UNROLL for (int i = 0; i < filled * PARTS; i++) barrier_wait(full(0, i), parity);
+    /// Lets the phases of all slots but the first `filled` end, by one warp.
+    DEVICE void skip(int filled) const {
         int other = filled * PARTS + lane_index();
         if (other < SLOTS * PARTS) barrier_arrive(full(0, other));
+    }
+
+    /// Waits for the ends of all slots' phases.
+    DEVICE void await(int parity) const {
+        NO_UNROLL for (int i = 0; i < SLOTS * PARTS; i++) barrier_wait(full(0, i), parity);
     }
 };
 
@@ -173,8 +177,15 @@ struct Queries {
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
 
-/// Waits for both warpgroups.
-DEVICE void workers_barrier() { named_barrier(1, WORKERS); }
+/// Barriers by name, and who they are for.
+enum Meeting {
+    ALL = 1,    // whether the block begins again
+    BOTH,       // warpgroups
+    QUERIES,    // warpgroups to loader: queries are asked for
+    SUMMANDS,   // likewise: lanes have told their sums
+    FACTORS,    // loader to warpgroups: what rows are to be multiplied by
+};
+DEVICE void workers_barrier() { named_barrier(BOTH, WORKERS); }
 
 /// Begins the group's part of the tile's logits, every second pair of the depth's steps, as the tile comes in.
 DEVICE void multiply_keys(float (&x)[SUMS], uint32 depth, uint32 queries, const Tiles& tiles, int slot, int parity) {
@@ -213,10 +224,20 @@ DEVICE void clear_values(unsigned char SHARED* tile, int valid) {
     }
 }
 
+/// What the lanes that have logits of a row add to its sums: of weights, and of weights as values are multiplied by them.
+struct alignas(8) Summand {
+    float exact, rounded;
+};
+constexpr int SUMMANDS_OF_ROW = GROUP_WARPS * WAVE / 4;
+struct Summands {
+    Summand of[SUMMANDS_OF_ROW];
+};
+static_assert(ROWS * sizeof(Summands) <= WEIGHTS_AT - EXCHANGE_AT, "summands pass through the place of logits");
+
 /// Softmax of the group's query rows: lane `l` of warp `w` holds tokens 16 w + l / 4 and 8 further on.
 struct Softmax {
     float maximum[OWN_ROWS];
-    float sum[OWN_ROWS], rounded[OWN_ROWS];  // of weights, and of those that values are multiplied by: this lane's share
+    float sum[OWN_ROWS], rounded[OWN_ROWS];  // this lane's summands
     int limit[OWN_ROWS];                     // tokens that each row sees of this piece
 
     DEVICE void start(const DecodeParams& p, const OwnPiece& piece, int first_row) {
@@ -296,37 +317,45 @@ struct Softmax {
         }
     }
 
-    /// Tells this warp's sums, and the maxima. To be followed by a barrier.
-    DEVICE void tell(float SHARED* sums, float SHARED* maxima, int warp) {
+    /// Tells the loader this lane's sums, and the maxima.
+    DEVICE void tell(Summands SHARED* summands, float SHARED* maxima, int warp) const {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
-            UNROLL for (int mask = 4; mask < 32; mask *= 2) {
-                sum[i] += shuffle_xor(sum[i], mask);
-                rounded[i] += shuffle_xor(rounded[i], mask);
-            }
-            if (lane_index() >= 4) continue;
-            sums[warp * ROWS + lane_row(i)] = sum[i];
-            sums[(GROUP_WARPS + warp) * ROWS + lane_row(i)] = rounded[i];
-            if (warp == 0) maxima[lane_row(i)] = maximum[i];
+            summands[lane_row(i)].of[warp * 8 + lane_index() / 4] = {sum[i], rounded[i]};
+            if (warp == 0 && lane_index() < 4) maxima[lane_row(i)] = maximum[i];
         }
+        named_barrier_arrive(SUMMANDS, THREADS);
     }
 };
 
-/// Writes a row's LSE. What its result is to be multiplied by: it is divided by the sum of the weights as they were rounded.
-DEVICE float finish_row(const DecodeParams& p, const OwnPiece& piece, int row, const float SHARED* sums, float maximum) {
+/// Adds up the weights of each row, by one warp: what results are to be multiplied by, and the LSE. A result is divided by the sum of
+/// the weights as they were rounded, so that the one of a lone token is exact.
+DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_row, const Summands SHARED* summands,
+                        const float SHARED* maxima, float SHARED* factors) {
+    constexpr int SHARES = WAVE / ROWS;  // lanes of a row
+    int row = lane_index() % ROWS;
+    named_barrier(SUMMANDS, THREADS);
     float sum = 0.0f, rounded = 0.0f;
-    UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) {
-        sum += sums[warp * ROWS];
-        rounded += sums[(GROUP_WARPS + warp) * ROWS];
+    UNROLL for (int i = 0; i < SUMMANDS_OF_ROW / SHARES; i++) {
+        Summand more = summands[row].of[((i + row) * SHARES + lane_index() / ROWS) % SUMMANDS_OF_ROW];
+        sum += more.exact;
+        rounded += more.rounded;
     }
+    UNROLL for (int mask = ROWS; mask < WAVE; mask *= 2) {
+        sum += shuffle_xor(sum, mask);
+        rounded += shuffle_xor(rounded, mask);
+    }
+    factors[row] = result_scale(p, rounded, piece.slot);
+    named_barrier_arrive(FACTORS, THREADS);
     // Emptiness is a sum of zero: a NaN must show.
-    float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
+    float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maxima[row] + log2(sum)) * LN_2;
+    if (lane_index() >= ROWS) return;
+    row += first_row;
     if (piece.slot < 0) {
         Row of = row_of(p, piece.seq, row);
         if (of.valid) write_lse(p, of, lse);
     } else if (row < group_rows(p)) {
         global_pointer<float>(p.partial_lse)[(int64)piece.slot * group_rows(p) + row] = lse;
     }
-    return result_scale(p, rounded, piece.slot);
 }
 
 /// Puts the group's columns of the result, of which each row is to be scaled, into rows.
@@ -349,33 +378,36 @@ DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uin
 /// Writes the result's rows, by both warpgroups.
 DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first_row, const unsigned char SHARED* result) {
     constexpr int WORDS = KV_LORA_RANK / 8;
+    constexpr int STEP = WORKERS / WORDS;  // rows at a time
+    int local = thread_index() / WORDS;
+    int word = thread_index() % WORDS;
     int rows = smaller(group_rows(p) - first_row, ROWS);
-    // A block's rows of a slot lie one after the other.
-    uint16 GLOBAL* partial = global_pointer<uint16>(p.partial_out) + ((int64)piece.slot * group_rows(p) + first_row) * KV_LORA_RANK;
-    UNROLL for (int i = 0; i < ROWS * WORDS / WORKERS; i++) {
-        int word = i * WORKERS + thread_index();
-        int local = word / WORDS;
-        if (local >= rows) break;
-        Word4 from = *(const Word4 SHARED*)(result + local * RESULT_STRIDE + word % WORDS * 16);
-        if (piece.slot >= 0) {
-            *(Word4 GLOBAL*)(partial + word * 8) = from;
-            continue;
+    const unsigned char SHARED* from = result + local * RESULT_STRIDE + word * 16;
+    if (piece.slot >= 0) {
+        uint16 GLOBAL* to = global_pointer<uint16>(p.partial_out) +
+                            ((int64)piece.slot * group_rows(p) + first_row + local) * KV_LORA_RANK + word * 8;
+        UNROLL for (int i = 0; i < ROWS; i += STEP) {
+            if (local + i < rows) *(Word4 GLOBAL*)(to + i * KV_LORA_RANK) = *(const Word4 SHARED*)(from + i * RESULT_STRIDE);
         }
-        Row row = row_of(p, piece.seq, first_row + local);
-        if (row.valid) store_output(output_row(p, row) + word % WORDS * 8, from);
+        return;
+    }
+    NO_UNROLL for (int i = 0; local + i < rows; i += STEP) {
+        Row row = row_of(p, piece.seq, first_row + local + i);
+        if (row.valid) store_output(output_row(p, row) + word * 8, *(const Word4 SHARED*)(from + i * RESULT_STRIDE));
     }
 }
 
-/// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies.
-DEVICE void attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, int parity,
+/// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies. False if the piece was found
+/// by `stale` lengths or pages, as some thread says by `changed`.
+template <bool stale>
+DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool changed, int parity,
                    unsigned char SHARED* shared, const Tiles& tiles) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
     int first_unit = group == 0 ? 0 : GROUP_UNITS;
     uint32 weights = tiles.base + WEIGHTS_AT;
     uint32 own_weights = weights + (group == 0 ? 0 : GROUP_ROWS * 128);
-    float SHARED* sums = (float SHARED*)(shared + SUMS_AT) + group * GROUP_ROWS;
-    float SHARED* maxima = (float SHARED*)(shared + MAXIMA_AT);
+    float SHARED* highest_of = (float SHARED*)(shared + HIGHEST_AT) + group * GROUP_ROWS;
     float SHARED* factors = (float SHARED*)(shared + FACTOR_AT);
     int warp = warp_of_group();
     Sums o = {};
@@ -395,7 +427,12 @@ DEVICE void attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
             }
             given[(i / 4 * GROUPS + (group ^ 1)) * GROUP_THREADS] = {give[0], give[1], give[2], give[3]};
         }
-        workers_barrier();
+        bool first = token == piece.begin;
+        if (!stale || !first) {
+            workers_barrier();
+        } else if (named_barrier_any(ALL, THREADS, changed)) {
+            return false;
+        }
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             Float4 other = given[(i / 4 * GROUPS + group) * GROUP_THREADS];
             x[i] += other.x;
@@ -403,14 +440,13 @@ DEVICE void attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
             x[i + 2] += other.z;
             x[i + 3] += other.w;
         }
-        bool first = token == piece.begin;
         bool raises = softmax.mask(p, x, token, first, warp);
         if (piece.end - token < TILE_TOKENS) clear_values(shared + slot * TILE_BYTES, piece.end - token);
         float weight[LOGITS];
         softmax.weigh(weight, x);
         softmax.store(weight, own_weights, warp);
-        if (named_barrier_any(1, WORKERS, raises)) {
-            softmax.raise(x, first, sums, factors + group * GROUP_ROWS, warp);
+        if (named_barrier_any(BOTH, WORKERS, raises)) {
+            softmax.raise(x, first, highest_of, factors + group * GROUP_ROWS, warp);
             softmax.weigh(weight, x);
             softmax.store(weight, own_weights, warp);
             workers_barrier();
@@ -419,26 +455,88 @@ DEVICE void attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
                 UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) o[unit][i] *= factor;
             }
         }
-        multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
         softmax.add(weight);
         token += TILE_TOKENS;
-        if (token >= piece.end) break;
+        bool last = token >= piece.end;
+        if (last) {
+            softmax.tell((Summands SHARED*)(shared + EXCHANGE_AT) + group * GROUP_ROWS,
+                         (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS, warp);
+        }
+        multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
+        if (last) break;
         products_wait<0>();
         if (lane_index() == 0) barrier_arrive(tiles.empty(slot));
         slot = slot + 1 < SLOTS ? slot + 1 : 0;
         parity ^= slot == 0;
     }
-    softmax.tell(sums, maxima + group * GROUP_ROWS, warp);
-    workers_barrier();
-    int row = thread_index();
-    if (row < ROWS) factors[row] = finish_row(p, piece, first_row + row, (float SHARED*)(shared + SUMS_AT) + row, maxima[row]);
-    workers_barrier();
+    named_barrier(FACTORS, THREADS);
     float scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(i)];
     products_wait<0>();
     transpose_result(o, scale, tiles.base + QUERY_AT, first_unit * UNIT_COLUMNS);
     workers_barrier();
     write_result(p, piece, first_row, shared + QUERY_AT);
+    return true;
+}
+
+/// The block's piece. What was written before this kernel may be `stale` at first, until it has waited; false if it was.
+template <bool stale>
+DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles) {
+    int group = warpgroup_index();
+    bool loads = group == GROUPS;
+    int parity = !stale;
+    int block = unhoisted(block_index());
+    int row_blocks = divide_up(group_rows(p), ROWS);
+    int item = quotient(block, row_blocks);
+    int first_row = (block - item * row_blocks) * ROWS;
+    const int GLOBAL* length_at = few_length(p);
+    int length = length_at ? load_now(length_at) : 0;
+    OwnPiece piece = own_piece(p, few_tokens(p, length), item);
+    // Lanes may have met different lengths.
+    int early = from_lane(smaller(divide_up(piece.end - piece.begin, TILE_TOKENS), SLOTS), 0);
+    if (loads) {
+        Loader loader;
+        loader.turn(p, piece, piece.begin);
+        if (stale) {
+            loader.fetch(early, latent, rope);
+            grid_dependency_wait();
+            grid_dependency_launch();
+        }
+        // Queries first: what is asked for after tiles waits behind them.
+        named_barrier(QUERIES, THREADS);
+        NO_UNROLL for (int tile = 0; tile < early; tile++) loader.copy(tile, latent, rope, tiles, tile);
+        if (stale) {
+            tiles.skip(early);
+            bool changed = length_at && load_now(length_at) != length;
+            changed |= loader.page_now() != loader.page;
+            if (named_barrier_any(ALL, THREADS, changed)) {
+                tiles.await(parity);
+                return false;
+            }
+        }
+        if (piece.begin >= piece.end) return true;
+        loader.run(p, piece, latent, rope, tiles);
+        finish_rows(p, piece, first_row, (const Summands SHARED*)(shared + EXCHANGE_AT), (const float SHARED*)(shared + MAXIMA_AT),
+                    (float SHARED*)(shared + FACTOR_AT));
+        return true;
+    }
+    Queries queries;
+    Softmax softmax;
+    queries.find(p, piece, first_row);
+    softmax.start(p, piece, first_row + group * GROUP_ROWS);
+    if (stale) {
+        grid_dependency_wait();
+        grid_dependency_launch();
+    }
+    if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
+    named_barrier_arrive(QUERIES, THREADS);
+    bool changed = stale && length_at && load_now(length_at) != length;
+    if (piece.begin >= piece.end) return !stale || !named_barrier_any(ALL, THREADS, changed);
+    copy_wait<0>();
+    publish_to_async();
+    workers_barrier();
+    // Knowing that there are two groups also keeps operands in those registers.
+    return attend<stale>(p, piece, first_row, group & 1, softmax, changed, parity, shared, tiles);
 }
 
 KERNEL_ONE_BLOCK(THREADS)
@@ -446,63 +544,10 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    int group = warpgroup_index();
-    bool loads = group == GROUPS;
-    if (thread_index() == WORKERS) {
+    if (thread_index() == 0) {
         tiles.init();
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
-    warp_barrier();
-
-    int row_blocks = divide_up(group_rows(p), ROWS);
-    int item = quotient(block_index(), row_blocks);
-    int first_row = (block_index() - item * row_blocks) * ROWS;
-    OwnPiece piece;
-    Loader loader;
-    Queries queries;
-    Softmax softmax;
-    const int GLOBAL* length_at = few_length(p);
-    int length = length_at ? load_now(length_at) : 0;
-    int parity = 0;
-    bool waited = false;
-    NO_UNROLL while (true) {
-        piece = own_piece(p, few_tokens(p, length), item);
-        // Lanes may have met different lengths.
-        int early = from_lane(smaller(divide_up(piece.end - piece.begin, TILE_TOKENS), SLOTS), 0);
-        if (loads) {
-            loader.turn(p, piece, piece.begin);
-            if (!waited) loader.fetch(early, latent, rope);
-        } else {
-            queries.find(p, piece, first_row);
-            softmax.start(p, piece, first_row + group * GROUP_ROWS);
-        }
-        if (!waited) {
-            grid_dependency_wait();
-            grid_dependency_launch();
-            waited = true;
-        }
-        int length_now = length_at ? load_now(length_at) : 0;
-        bool changed = false;
-        if (loads) {
-            int page_now = loader.page_now();
-            NO_UNROLL for (int tile = 0; tile < early; tile++) loader.copy(tile, latent, rope, tiles, tile);
-            changed = page_now != loader.page;
-        } else {
-            if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
-            copy_wait<0>();
-            publish_to_async();
-        }
-        if (!barrier_any(changed || length_now != length)) break;
-        length = length_now;
-        if (loads) tiles.turn(early, parity);
-        parity ^= 1;
-    }
-    if (piece.begin >= piece.end) return;
-    if (loads) {
-        loader.run(p, piece, latent, rope, tiles);
-    } else {
-        // Knowing that there are two also keeps operands in those registers.
-        attend(p, piece, first_row, group & 1, softmax, parity, shared, tiles);
-    }
+    if (!work<true>(p, latent, rope, shared, tiles)) work<false>(p, latent, rope, shared, tiles);
 }
