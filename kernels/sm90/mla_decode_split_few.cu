@@ -12,17 +12,13 @@
 // asks for its first tiles to come near. Afterwards it works on them and looks at lengths and pages once more meanwhile: most often
 // they are the same, else it begins again.
 
-constexpr int SLOTS = STAGES;
 constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
 constexpr int WORKERS = GROUPS * GROUP_THREADS;
 constexpr int ROWS = BLOCK_ROWS;
 constexpr int GROUP_ROWS = ROWS / GROUPS;
-constexpr int UNITS = LATENT_UNITS + (ROPE_DIM > 0);
 constexpr int GROUP_UNITS = LATENT_UNITS / GROUPS;
-constexpr int PART_UNITS = 3;             // of a tile, that products wait for together
-constexpr int PARTS = divide_up(UNITS, PART_UNITS);
 constexpr int SUMS = ROWS / 2;            // of a product, in a lane's registers
 constexpr int LOGITS = SUMS / GROUPS;     // that a lane is left with
 constexpr int LANE_ROWS = ROWS / 4;       // query rows of which a lane holds sums: see `lane_row`
@@ -36,118 +32,21 @@ constexpr float RAISE_ABOVE = Q_IS_BF16 ? 32.0f : LAZY_MAX;
 constexpr float RAISE_BELOW = Q_IS_BF16 ? 64.0f : 0.0f;
 
 // Shared memory, in bytes from its beginning, as `shared_bytes` of src/kernel/select_few.rs counts it.
-constexpr int TILE_BYTES = UNITS * UNIT_BYTES;
 constexpr int QUERY_UNIT_BYTES = ROWS * 128;
-constexpr int QUERY_AT = SLOTS * TILE_BYTES;
+constexpr int QUERY_AT = TILES_BYTES;
 constexpr int EXCHANGE_AT = QUERY_AT + UNITS * QUERY_UNIT_BYTES;
 constexpr int WEIGHTS_AT = EXCHANGE_AT + WORKERS * LOGITS * 4;
 constexpr int HIGHEST_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
 constexpr int MAXIMA_AT = HIGHEST_AT + GROUP_WARPS * ROWS * 4;
 constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
 constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
-constexpr int SHARED_BYTES = BARRIERS_AT + SLOTS * (PARTS + 1) * 8;
+constexpr int SIGNALS_AT = BARRIERS_AT + TILES_BARRIERS_BYTES;
+constexpr int SHARED_BYTES = SIGNALS_AT + 3 * 8;
 constexpr int RESULT_STRIDE = KV_LORA_RANK * 2 + 16;
 static_assert(ROWS * RESULT_STRIDE <= WEIGHTS_AT - QUERY_AT, "results pass through the place of queries and logits");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select_few.rs counts the same");
 #endif
-
-/// The tiles in shared memory. Parts of a tile have barriers that end a phase when they have come, a slot one that does when its
-/// readers are done with it.
-struct Tiles {
-    uint32 base, barriers;
-
-    DEVICE uint32 tile(int slot) const { return base + slot * TILE_BYTES; }
-    DEVICE uint32 full(int slot, int part) const { return barriers + (slot * PARTS + part) * 8; }
-    DEVICE uint32 empty(int slot) const { return barriers + (SLOTS * PARTS + slot) * 8; }
-
-    DEVICE void init() const {
-        for (int i = 0; i < SLOTS * PARTS; i++) barrier_init(full(0, i), 1);
-        for (int slot = 0; slot < SLOTS; slot++) barrier_init(empty(slot), GROUPS * GROUP_WARPS);
-        barrier_publish_init();
-    }
-
-    /// Lets the phases of all slots but the first `filled` end, by one warp.
-    DEVICE void skip(int filled) const {
-        int other = filled * PARTS + lane_index();
-        if (other < SLOTS * PARTS) barrier_arrive(full(0, other));
-    }
-
-    /// Waits for the ends of all slots' phases.
-    DEVICE void await(int parity) const {
-        NO_UNROLL for (int i = 0; i < SLOTS * PARTS; i++) barrier_wait(full(0, i), parity);
-    }
-};
-
-/// The loader. Its lanes have the boxes of a piece in turn: 32 boxes' pages are looked up at a time.
-struct Loader {
-    int rows, boxes;             // of a box, of a tile
-    const int GLOBAL* page_at;   // where this lane's page is told; null past the piece or the table
-    int page, entry;             // what was told, -1 if nothing; row of the page
-
-    DEVICE int page_now() const { return page_at ? load_now(page_at) : -1; }
-
-    /// Looks up the boxes from a token of a piece on.
-    DEVICE void turn(const DecodeParams& p, const OwnPiece& piece, int token) {
-        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
-        boxes = TILE_TOKENS >> highest_bit(rows);
-        int at = token + lane_index() * rows;
-        int column = quotient(at, p.page_size);
-        entry = at - column * p.page_size;
-        const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
-        page_at = at < piece.end && column < p.table_width ? table + column : nullptr;
-        page = page_now();
-    }
-
-    /// For each of the tile's boxes and units: `take(unit, column, row, page, first token)`; all lanes must ask. `tile` counts from
-    /// where the boxes were looked up.
-    template <typename Take>
-    DEVICE void each(int tile, Take take) const {
-        int shift = highest_bit(boxes);
-        NO_UNROLL for (int first = 0; first < UNITS * boxes; first += WAVE) {
-            int unit = (first + lane_index()) >> shift;
-            int box = (first + lane_index()) & (boxes - 1);
-            int its_page = from_lane(page, tile * boxes + box);
-            int its_entry = from_lane(entry, tile * boxes + box);
-            if (unit < UNITS) take(unit, unit == LATENT_UNITS ? 0 : unit * UNIT_COLUMNS, its_entry, its_page, box * rows);
-        }
-    }
-
-    /// Asks for the first tiles.
-    DEVICE void fetch(int tiles, const TensorMap& latent, const TensorMap& rope) const {
-        NO_UNROLL for (int tile = 0; tile < tiles; tile++) {
-            each(tile, [&](int unit, int column, int row, int its_page, int) {
-                fetch_box(unit == LATENT_UNITS ? rope : latent, column, row, its_page);
-            });
-        }
-    }
-
-    DEVICE void copy(int tile, const TensorMap& latent, const TensorMap& rope, const Tiles& tiles, int slot) const {
-        if (lane_index() < PARTS) {
-            int units = smaller(UNITS - lane_index() * PART_UNITS, PART_UNITS);
-            barrier_expect(tiles.full(slot, lane_index()), units * UNIT_BYTES);
-        }
-        warp_barrier();
-        each(tile, [&](int unit, int column, int row, int its_page, int token) {
-            copy_box(tiles.tile(slot) + unit * UNIT_BYTES + token * 128, unit == LATENT_UNITS ? rope : latent, column, row, its_page,
-                     tiles.full(slot, unit / PART_UNITS));
-        });
-    }
-
-    /// Copies the tiles after the first as their slots become free.
-    DEVICE void run(const DecodeParams& p, const OwnPiece& piece, const TensorMap& latent, const TensorMap& rope, const Tiles& tiles) {
-        int turn_tiles = WAVE / boxes;
-        int slot = 0, parity = 0;
-        NO_UNROLL for (int tile = SLOTS; piece.begin + tile * TILE_TOKENS < piece.end; tile++) {
-            int since = tile & (turn_tiles - 1);
-            if (since == 0) turn(p, piece, piece.begin + tile * TILE_TOKENS);
-            barrier_wait(tiles.empty(slot), parity);
-            copy(since, latent, rope, tiles, slot);
-            slot = slot + 1 < SLOTS ? slot + 1 : 0;
-            parity ^= slot == 0;
-        }
-    }
-};
 
 /// This thread's words of the block's query rows; rows that do not exist become zeros.
 struct Queries {
@@ -174,17 +73,32 @@ struct Queries {
     }
 };
 
+/// What the groups tell the loader, and it them.
+struct Signals {
+    uint32 at;
+
+    DEVICE uint32 queries() const { return at; }         // they are asked for
+    DEVICE uint32 summands() const { return at + 8; }    // lanes have told their sums
+    DEVICE uint32 factors() const { return at + 16; }    // the loader has told what rows are multiplied by
+
+    DEVICE void init() const {
+        barrier_init(queries(), GROUPS * GROUP_WARPS);
+        barrier_init(summands(), GROUPS * GROUP_WARPS);
+        barrier_init(factors(), 1);
+    }
+};
+
+/// By all lanes of a warp: what they have done before is to be seen by those that wait.
+DEVICE void signal(uint32 barrier) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
 
-/// Barriers by name, and who they are for.
-enum Meeting {
-    ALL = 1,    // whether the block begins again
-    BOTH,       // warpgroups
-    QUERIES,    // warpgroups to loader: queries are asked for
-    SUMMANDS,   // likewise: lanes have told their sums
-    FACTORS,    // loader to warpgroups: what rows are to be multiplied by
-};
+/// Barriers by name: of all threads, whether the block begins again; of both warpgroups.
+enum Meeting { ALL = 1, BOTH = 2 };
 DEVICE void workers_barrier() { named_barrier(BOTH, WORKERS); }
 
 /// Begins the group's part of the tile's logits, every second pair of the depth's steps, as the tile comes in.
@@ -208,8 +122,8 @@ using Sums = float[GROUP_UNITS][SUMS];
 /// Adds the tile's values, weighed, to the group's columns of the output.
 DEVICE void multiply_values(Sums& o, uint32 values, uint32 weights) {
     products_begin();
-    UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
-        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+    UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+        UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
             product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values, unit * UNIT_BYTES + step * 2048),
                                rows_operand(weights, step * 32), 1);
         }
@@ -251,16 +165,26 @@ struct Softmax {
 
     /// Turns products into logits, in powers of two. Whether a maximum is to be raised.
     DEVICE bool mask(const DecodeParams& p, float (&x)[LOGITS], int token, bool first, int warp) const {
-        scale_logits(p, x);
+        float scale = p.sm_scale * p.kv_scale * LOG2_E;
+        if (p.softcap == 0.0f) {
+            UNROLL for (int i = 0; i < LOGITS; i++) x[i] *= scale;
+        } else {
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1)); divisions proper would take registers from all else.
+            scale *= 2.0f * exp2(-log2(p.softcap));
+            UNROLL for (int i = 0; i < LOGITS; i++) {
+                x[i] = p.softcap * LOG2_E * (1.0f - 2.0f * exp2(-log2(exp2(x[i] * scale) + 1.0f)));
+            }
+        }
         token += warp * 16 + lane_index() / 4;
-        bool raises = false;
+        float above = NEGATIVE_INFINITY, below = 0.0f;
         UNROLL for (int i = 0; i < LOGITS; i++) {
             int row = i / 4 * 2 + i % 2;
             bool sees = token + i / 2 % 2 * 8 < limit[row];
-            raises |= sees && (x[i] > maximum[row] + RAISE_ABOVE || (first && x[i] < -RAISE_BELOW));
+            below = ::maximum(below, sees ? -x[i] : 0.0f);
             if (!sees) x[i] = NEGATIVE_INFINITY;
+            above = ::maximum(above, x[i] - maximum[row]);
         }
-        return raises;
+        return above > RAISE_ABOVE || (first && below > RAISE_BELOW);
     }
 
     /// Turns logits into weights.
@@ -317,23 +241,22 @@ struct Softmax {
         }
     }
 
-    /// Tells the loader this lane's sums, and the maxima.
+    /// Tells this lane's sums, and the maxima.
     DEVICE void tell(Summands SHARED* summands, float SHARED* maxima, int warp) const {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
             summands[lane_row(i)].of[warp * 8 + lane_index() / 4] = {sum[i], rounded[i]};
             if (warp == 0 && lane_index() < 4) maxima[lane_row(i)] = maximum[i];
         }
-        named_barrier_arrive(SUMMANDS, THREADS);
     }
 };
 
 /// Adds up the weights of each row, by one warp: what results are to be multiplied by, and the LSE. A result is divided by the sum of
 /// the weights as they were rounded, so that the one of a lone token is exact.
 DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_row, const Summands SHARED* summands,
-                        const float SHARED* maxima, float SHARED* factors) {
+                        const float SHARED* maxima, float SHARED* factors, Signals signals) {
     constexpr int SHARES = WAVE / ROWS;  // lanes of a row
     int row = lane_index() % ROWS;
-    named_barrier(SUMMANDS, THREADS);
+    barrier_wait(signals.summands(), 0);
     float sum = 0.0f, rounded = 0.0f;
     UNROLL for (int i = 0; i < SUMMANDS_OF_ROW / SHARES; i++) {
         Summand more = summands[row].of[((i + row) * SHARES + lane_index() / ROWS) % SUMMANDS_OF_ROW];
@@ -345,7 +268,7 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
         rounded += shuffle_xor(rounded, mask);
     }
     factors[row] = result_scale(p, rounded, piece.slot);
-    named_barrier_arrive(FACTORS, THREADS);
+    signal(signals.factors());
     // Emptiness is a sum of zero: a NaN must show.
     float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maxima[row] + log2(sum)) * LN_2;
     if (lane_index() >= ROWS) return;
@@ -401,7 +324,7 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
 /// by `stale` lengths or pages, as some thread says by `changed`.
 template <bool stale>
 DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool changed, int parity,
-                   unsigned char SHARED* shared, const Tiles& tiles) {
+                   unsigned char SHARED* shared, const Tiles& tiles, Signals signals) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
     int first_unit = group == 0 ? 0 : GROUP_UNITS;
@@ -461,6 +384,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         if (last) {
             softmax.tell((Summands SHARED*)(shared + EXCHANGE_AT) + group * GROUP_ROWS,
                          (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS, warp);
+            signal(signals.summands());
         }
         multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
         if (last) break;
@@ -469,7 +393,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         slot = slot + 1 < SLOTS ? slot + 1 : 0;
         parity ^= slot == 0;
     }
-    named_barrier(FACTORS, THREADS);
+    barrier_wait(signals.factors(), 0);
     float scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(i)];
     products_wait<0>();
@@ -484,6 +408,7 @@ template <bool stale>
 DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles) {
     int group = warpgroup_index();
     bool loads = group == GROUPS;
+    Signals signals = {tiles.base + SIGNALS_AT};
     int parity = !stale;
     int block = unhoisted(block_index());
     int row_blocks = divide_up(group_rows(p), ROWS);
@@ -503,21 +428,18 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
             grid_dependency_launch();
         }
         // Queries first: what is asked for after tiles waits behind them.
-        named_barrier(QUERIES, THREADS);
+        barrier_wait(signals.queries(), parity);
         NO_UNROLL for (int tile = 0; tile < early; tile++) loader.copy(tile, latent, rope, tiles, tile);
         if (stale) {
             tiles.skip(early);
             bool changed = length_at && load_now(length_at) != length;
             changed |= loader.page_now() != loader.page;
-            if (named_barrier_any(ALL, THREADS, changed)) {
-                tiles.await(parity);
-                return false;
-            }
+            if (named_barrier_any(ALL, THREADS, changed)) return false;
         }
         if (piece.begin >= piece.end) return true;
         loader.run(p, piece, latent, rope, tiles);
         finish_rows(p, piece, first_row, (const Summands SHARED*)(shared + EXCHANGE_AT), (const float SHARED*)(shared + MAXIMA_AT),
-                    (float SHARED*)(shared + FACTOR_AT));
+                    (float SHARED*)(shared + FACTOR_AT), signals);
         return true;
     }
     Queries queries;
@@ -529,14 +451,14 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
         grid_dependency_launch();
     }
     if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
-    named_barrier_arrive(QUERIES, THREADS);
+    signal(signals.queries());
     bool changed = stale && length_at && load_now(length_at) != length;
     if (piece.begin >= piece.end) return !stale || !named_barrier_any(ALL, THREADS, changed);
     copy_wait<0>();
     publish_to_async();
     workers_barrier();
     // Knowing that there are two groups also keeps operands in those registers.
-    return attend<stale>(p, piece, first_row, group & 1, softmax, changed, parity, shared, tiles);
+    return attend<stale>(p, piece, first_row, group & 1, softmax, changed, parity, shared, tiles, signals);
 }
 
 KERNEL_ONE_BLOCK(THREADS)
@@ -545,9 +467,14 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if (thread_index() == 0) {
-        tiles.init();
+        tiles.init(GROUPS * GROUP_WARPS);
+        Signals{tiles.base + SIGNALS_AT}.init();
+        barrier_publish_init();
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
-    if (!work<true>(p, latent, rope, shared, tiles)) work<false>(p, latent, rope, shared, tiles);
+    barrier();
+    if (work<true>(p, latent, rope, shared, tiles)) return;
+    tiles.await(0);  // also by those that have not looked at every slot: they could take this phase for one further on
+    work<false>(p, latent, rope, shared, tiles);
 }

@@ -57,10 +57,6 @@ DEVICE bool named_barrier_any(int name, int threads, bool condition) {
 DEVICE void named_barrier(int name, int threads) {
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
-/// Tells those that wait that this thread has come, and goes on.
-DEVICE void named_barrier_arrive(int name, int threads) {
-    asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
 DEVICE void warp_barrier() { __syncwarp(); }
 /// Whether any lane of the warp says so; the same answer in all.
 DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }

@@ -239,6 +239,9 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let row_blocks = rows.div_ceil(split.block_rows as usize);
     let splits = units / (virtual_seqs * row_blocks).max(1) + 1;
     let splits = splits.min(shape.max_seq_len.div_ceil(split.tile_tokens as usize));
+    // Blocks that cut their own pieces are most often more than there are pieces.
+    let own_pieces = matches!(split.form, select_few::FORM | select_few::BOXES_FORM);
+    let splits = if own_pieces { splits.div_ceil(2) } else { splits };
     let reduce = reduce(shape.q_dtype, rows, virtual_seqs, splits, shape.kv_lora_rank);
     Ok(DecodeKernels {
         split,
@@ -247,7 +250,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         split_shared_bytes: split_shared_bytes(&split, arch),
-        own_pieces: matches!(split.form, select_few::FORM | select_few::BOXES_FORM),
+        own_pieces,
         partial_dtype: shape.q_dtype,
         reduce_rows: reduce.block_rows,
         reduce_columns: reduce.tile_tokens,

@@ -71,8 +71,9 @@ pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
     if variant.form == BOXES_FORM {
         let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
         let tiles = variant.stages * (units * TILE * 128 + (units.div_ceil(PART_UNITS) + 1) * 8);
-        // Queries and weights, halves of logits that the groups exchange, highest logits of four warps, a maximum and a factor.
-        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4);
+        // Queries and weights, halves of logits that the groups exchange, highest logits of four warps, a maximum and a factor;
+        // three barriers.
+        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 3 * 8;
     }
     let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
     let score_stride = TILE + score_pad;
