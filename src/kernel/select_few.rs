@@ -20,15 +20,17 @@ pub(super) const BOXES_FORM: u32 = 7;
 const MAX_VIRTUAL_SEQS: usize = 8;
 /// Most sequences of up to 16 rows that it serves whatever their length.
 const MAX_LONG: usize = 4;
+/// Longest sequence of 17 to 128 rows that it serves alone.
+const ONE_TOKENS: usize = 16_384;
 /// Pieces per sequence from which on it does not matter that the last one may be short.
 const MIN_PIECES: usize = 4;
 /// Tokens of a tile.
 const TILE: u32 = 64;
 /// The unit of pieces, in tokens, where single tokens are copied.
 const UNIT: u32 = 16;
-/// Two warpgroups; of boxes, one warp loads besides.
+/// Two warpgroups; of boxes, one warp loads besides and one adds up.
 const THREADS: u32 = 256;
-const BOXES_THREADS: u32 = THREADS + 32;
+const BOXES_THREADS: u32 = THREADS + 2 * 32;
 /// Tiles that have room.
 const STAGES: u32 = 2;
 /// Units of 64 columns of a tile that a barrier counts.
@@ -44,7 +46,8 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
+    let most = if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS };
+    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= most };
     (!shape.portable && serves(&base, arch) && few)
         .then(|| variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8)))
 }
@@ -72,8 +75,8 @@ pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
         let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
         let tiles = variant.stages * (units * TILE * 128 + (units.div_ceil(PART_UNITS) + 1) * 8);
         // Queries and weights, halves of logits that the groups exchange, highest logits of four warps, a maximum and a factor;
-        // three barriers.
-        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 3 * 8;
+        // a barrier.
+        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 8;
     }
     let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
     let score_stride = TILE + score_pad;
@@ -103,12 +106,27 @@ mod tests {
     };
 
     #[test]
+    fn boxes_take_pages_of_eights_and_single_tokens_the_others() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap();
+        assert_eq!([8, 24, 64].map(|size| of_pages(size).form), [BOXES_FORM; 3]);
+        assert_eq!([1, 4, 12].map(|size| (of_pages(size).form, of_pages(size).tile_tokens)), [(FORM, UNIT); 3]);
+        let shared = |variant: Variant| shared_bytes(&variant, 8);
+        assert_eq!([16, 32].map(|rows| shared(variant(base, rows, true))), [172_488, 197_448]);
+        assert_eq!(shared(variant(Variant { rope_dim: 0, ..base }, 16, true)), 154_056);
+    }
+
+    #[test]
     fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
         let rows_of = |shape: &DecodeShape, rows| split(shape, rows, base, "sm_90a").map(|variant| variant.block_rows);
         let long = DecodeShape { max_seq_len: 131_072, ..ONE };
         assert_eq!([rows_of(&ONE, 16), rows_of(&long, 16), rows_of(&ONE, 128)], [Some(16), Some(16), Some(32)]);
         assert_eq!([rows_of(&long, 17), rows_of(&ONE, 129)], [None, None]);
+        let two = |max_seq_len| DecodeShape { batch: 2, max_seq_len, ..ONE };
+        assert_eq!([rows_of(&two(4096), 128), rows_of(&two(4097), 128)], [Some(32), None]);
+        let one = |max_seq_len| DecodeShape { max_seq_len, ..ONE };
+        assert_eq!([rows_of(&one(16_384), 128), rows_of(&one(16_385), 128)], [Some(32), None]);
         assert_eq!(rows_of(&DecodeShape { batch: 5, ..ONE }, 16), None);
         assert!(split(&ONE, 16, base, "sm_80").is_none());
         assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
