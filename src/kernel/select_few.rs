@@ -1,12 +1,14 @@
-//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+//! The forms of stage 1 for few tokens: which problems they serve, and what they take. Pages of multiples of 8 tokens are copied in boxes
+//! (`kernels/sm90/mla_decode_split_few.cu`), others token by token (`kernels/mla_decode_split_few.cu`).
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens"), both stages, captured for 131,072 tokens, beside what
-//! served the problem before:
+//! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens by products of warpgroups"), both stages, of boxes, beside what
+//! would serve the problem else: up to 16 rows the form of single tokens, which won over the others before, for more rows Hopper's
+//! rows form. One sequence unless said otherwise.
 //!
 //! | rows of a group | served | measured, µs |
 //! |---|---|---|
-//! | up to 16 | one to four sequences of any length | B1 S1024 6.4 (9.0), B1 S4096 8.2 (11.5), B1 S65536 33.0 (34.7), B4 S16384 30.5 (32.6); B8 S4096 lost in an earlier version |
-//! | 17 to 128 | up to 8,192 tokens captured | B1 S1024 H128 9.8 (16.4), B1 S4096 H128 15.6 (19.0); B4 S4096 H128 37.6 (26.5), B1 S131072 H128 219 in an earlier version (87.8) |
+//! | up to 16 | one to four sequences of any length | S1024 5.0 (6.4), S4096 6.3 (8.3), S65536 24.6 (31.5), B4 S16384 24.4 (30.5) |
+//! | 17 to 128 | up to 16,384 tokens captured of one sequence, 8,192 of all | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
