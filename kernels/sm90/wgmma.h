@@ -106,6 +106,11 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         : "memory");
 }
 
+/// Asks for the box at (column, row, page), to be near when it is copied.
+DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page) : "memory");
+}
+
 // ---- matrix products ----
 
 /// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes. It begins `offset` bytes
@@ -137,6 +142,11 @@ DEVICE void store_matrix(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
 DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
                  : "memory");
+}
+
+/// Two matrices likewise, at the addresses of the first 16 lanes.
+DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 
 DEVICE void store_pair(void SHARED* to, float a, float b) {

@@ -124,7 +124,8 @@ impl Variant {
     /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
     #[cfg(feature = "cuda")]
     pub(crate) fn takes_maps(&self) -> bool {
-        self.entry == Entry::DecodeSplit && matches!(self.form, select_sm90::ROWS_FORM | select_sm90::KEYS_FORM)
+        let forms = [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM];
+        self.entry == Entry::DecodeSplit && forms.contains(&self.form)
     }
 }
 

@@ -94,7 +94,9 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
-        select_few::FORM => return select_few::shared_bytes(variant, layout_of(arch).score_pad),
+        select_few::FORM | select_few::BOXES_FORM => {
+            return select_few::shared_bytes(variant, layout_of(arch).score_pad);
+        }
         _ => {}
     }
     let Layout { wave, queries_staged, score_pad } = layout_of(arch);
@@ -161,6 +163,16 @@ fn reduce_variant(q_dtype: DType) -> Variant {
     Variant { threads: REDUCE_THREADS, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
 }
 
+/// Blocks of stage 2. Where there are few sequences a block per row, half of them for few rows, were as quick as more, or quicker.
+fn reduce_blocks(rows: usize, own_pieces: bool, units: usize) -> usize {
+    let many = rows > REDUCE_FEW_ROWS;
+    match own_pieces {
+        true if many => units,
+        true => units.div_ceil(2),
+        false => REDUCE_BLOCKS[usize::from(many)] * units,
+    }
+}
+
 fn plan_variant() -> Variant {
     Variant { threads: PLAN_THREADS, ..Variant::simple(Entry::Plan, DType::BF16) }
 }
@@ -217,6 +229,8 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         unsupported(format!("{limit} bytes of shared memory per block: {needed} are needed"))
     })?;
 
+    // Blocks that cut their own pieces are most often more than there are pieces.
+    let own_pieces = matches!(split.form, select_few::FORM | select_few::BOXES_FORM);
     Ok(DecodeKernels {
         split,
         reduce: reduce_variant(shape.q_dtype),
@@ -225,9 +239,9 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         blocks_per_unit: 1,
         fixed_cost: if split.form == select_sm90::ROWS_FORM { select_sm90::ROWS_FIXED_COST } else { FIXED_COST },
         split_shared_bytes: split_shared_bytes(&split, arch),
-        own_pieces: split.form == select_few::FORM,
+        own_pieces,
         partial_dtype: shape.q_dtype,
-        reduce_blocks: REDUCE_BLOCKS[usize::from(rows > REDUCE_FEW_ROWS)] * units,
+        reduce_blocks: reduce_blocks(rows, own_pieces, units),
         row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })

@@ -1,30 +1,42 @@
-//! The form of stage 1 for few tokens (`kernels/mla_decode_split_few.cu`): which problems it serves, and what it takes.
+//! The forms of stage 1 for few tokens: which problems they serve, and what they take. Pages of multiples of 8 tokens are copied in boxes
+//! (`kernels/sm90/mla_decode_split_few.cu`), others token by token (`kernels/mla_decode_split_few.cu`).
 //!
-//! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens"), both stages, captured for 131,072 tokens, beside what
-//! served the problem before:
+//! Measured on one H200 (`benches/results/hopper-h200.md`, "Few tokens by products of warpgroups"), both stages, of boxes, beside what
+//! would serve the problem else: up to 16 rows the form of single tokens, which won over the others before, for more rows Hopper's
+//! rows form. One sequence unless said otherwise.
 //!
 //! | rows of a group | served | measured, µs |
 //! |---|---|---|
-//! | up to 16 | one to four sequences of any length | B1 S1024 6.4 (9.0), B1 S4096 8.2 (11.5), B1 S65536 33.0 (34.7), B4 S16384 30.5 (32.6); B8 S4096 lost in an earlier version |
-//! | 17 to 128 | up to 8,192 tokens captured | B1 S1024 H128 9.8 (16.4), B1 S4096 H128 15.6 (19.0); B4 S4096 H128 37.6 (26.5), B1 S131072 H128 219 in an earlier version (87.8) |
+//! | up to 16 | one to four sequences of any length | S1024 5.0 (6.4), S4096 6.3 (8.3), S65536 24.6 (31.5), B4 S16384 24.4 (30.5) |
+//! | 17 to 128 | up to 16,384 tokens captured of one sequence, 8,192 of all | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
 
-/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile.
+/// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile. For pages of any size.
 pub(super) const FORM: u32 = 3;
+/// `kernels/sm90/mla_decode_split_few.cu`: likewise by bulk copies, whose boxes take pages of multiples of 8 tokens.
+pub(super) const BOXES_FORM: u32 = 7;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
 /// Most sequences of up to 16 rows that it serves whatever their length.
 const MAX_LONG: usize = 4;
+/// Longest sequence of 17 to 128 rows that it serves alone.
+const ONE_TOKENS: usize = 16_384;
 /// Pieces per sequence from which on it does not matter that the last one may be short.
 const MIN_PIECES: usize = 4;
 /// Tokens of a tile.
 const TILE: u32 = 64;
-/// The unit of pieces, in tokens.
+/// The unit of pieces, in tokens, where single tokens are copied.
 const UNIT: u32 = 16;
+/// Two warpgroups; of boxes, one warp loads besides and one adds up.
 const THREADS: u32 = 256;
+const BOXES_THREADS: u32 = THREADS + 2 * 32;
+/// Tiles that have room.
+const STAGES: u32 = 2;
+/// Units of 64 columns of a tile that a barrier counts.
+const PART_UNITS: u32 = 3;
 
 /// Whether the blocks of stage 1 are to find their pieces by themselves, where `blocks` of `block_rows` rows run at a time.
 pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: usize, blocks: usize) -> bool {
@@ -36,26 +48,38 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= select::FEW_TOKENS };
-    (!shape.portable && serves(&base, arch) && few).then(|| variant(base, if rows <= 16 { 16 } else { 32 }))
+    let most = if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS };
+    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= most };
+    (!shape.portable && serves(&base, arch) && few)
+        .then(|| variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8)))
 }
 
 fn serves(base: &Variant, arch: &str) -> bool {
     arch == "sm_90a" && base.kv_dtype == base.q_dtype && base.kv_lora_rank == 512
 }
 
-fn variant(base: Variant, block_rows: u32) -> Variant {
-    Variant { block_rows, tile_tokens: UNIT, stages: 2, threads: THREADS, form: FORM, ..base }
+fn variant(base: Variant, block_rows: u32, boxes: bool) -> Variant {
+    let (tile_tokens, threads, form) = if boxes { (TILE, BOXES_THREADS, BOXES_FORM) } else { (UNIT, THREADS, FORM) };
+    Variant { block_rows, tile_tokens, stages: STAGES, threads, form, ..base }
 }
 
 /// The variants that [`split`] can give for these types and widths.
 pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
-    if serves(&base, arch) { vec![variant(base, 16), variant(base, 32)] } else { Vec::new() }
+    let all = [(16, true), (32, true), (16, false), (32, false)];
+    let variants = all.map(|(block_rows, boxes)| variant(base, block_rows, boxes));
+    if serves(&base, arch) { variants.to_vec() } else { Vec::new() }
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
 pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
     let rows = variant.block_rows;
+    if variant.form == BOXES_FORM {
+        let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
+        let tiles = variant.stages * (units * TILE * 128 + (units.div_ceil(PART_UNITS) + 1) * 8);
+        // Queries and weights, halves of logits that the groups exchange, highest logits of four warps, a maximum and a factor;
+        // a barrier.
+        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 8;
+    }
     let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
     let score_stride = TILE + score_pad;
     let depth = 128 / rows;
@@ -84,12 +108,27 @@ mod tests {
     };
 
     #[test]
+    fn boxes_take_pages_of_eights_and_single_tokens_the_others() {
+        let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
+        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap();
+        assert_eq!([8, 24, 64].map(|size| of_pages(size).form), [BOXES_FORM; 3]);
+        assert_eq!([1, 4, 12].map(|size| (of_pages(size).form, of_pages(size).tile_tokens)), [(FORM, UNIT); 3]);
+        let shared = |variant: Variant| shared_bytes(&variant, 8);
+        assert_eq!([16, 32].map(|rows| shared(variant(base, rows, true))), [172_488, 197_448]);
+        assert_eq!(shared(variant(Variant { rope_dim: 0, ..base }, 16, true)), 154_056);
+    }
+
+    #[test]
     fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
         let rows_of = |shape: &DecodeShape, rows| split(shape, rows, base, "sm_90a").map(|variant| variant.block_rows);
         let long = DecodeShape { max_seq_len: 131_072, ..ONE };
         assert_eq!([rows_of(&ONE, 16), rows_of(&long, 16), rows_of(&ONE, 128)], [Some(16), Some(16), Some(32)]);
         assert_eq!([rows_of(&long, 17), rows_of(&ONE, 129)], [None, None]);
+        let two = |max_seq_len| DecodeShape { batch: 2, max_seq_len, ..ONE };
+        assert_eq!([rows_of(&two(4096), 128), rows_of(&two(4097), 128)], [Some(32), None]);
+        let one = |max_seq_len| DecodeShape { max_seq_len, ..ONE };
+        assert_eq!([rows_of(&one(16_384), 128), rows_of(&one(16_385), 128)], [Some(32), None]);
         assert_eq!(rows_of(&DecodeShape { batch: 5, ..ONE }, 16), None);
         assert!(split(&ONE, 16, base, "sm_80").is_none());
         assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());

@@ -100,6 +100,8 @@ const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
+const SM90_FEW_TILES: SourceFile = embed!("kernels/sm90/few_tiles.h");
+const SM90_SPLIT_FEW: SourceFile = embed!("kernels/sm90/mla_decode_split_few.cu");
 const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
 const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
 const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
@@ -117,6 +119,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
+            select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],

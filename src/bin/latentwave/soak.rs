@@ -37,6 +37,9 @@ pub(crate) struct Args {
     /// Small problems of the types whose kernels are carried: for a slow device, or under a sanitizer.
     #[arg(long)]
     small: bool,
+    /// Only problems of few sequences, as the library chooses to split them: blocks of such cut their own pieces.
+    #[arg(long)]
+    few: bool,
     /// Run one problem alone.
     #[arg(long, value_name = "SEED:INDEX", value_parser = one)]
     only: Option<(u64, u64)>,
@@ -77,6 +80,7 @@ impl Job for Soak<'_> {
             None => (args.seed, 0..args.problems),
         };
         let size = if args.small { Size::SMALL } else { Size::FULL };
+        let size = if args.few { size.of_few() } else { size };
         let served = |q, kv, (kv_lora_rank, qk_rope_head_dim): (usize, usize)| {
             let config = MlaConfig { kv_lora_rank, qk_rope_head_dim, ..MlaConfig::deepseek(1, 1) };
             MlaDecode::new(backend, config, q, kv).is_ok()
@@ -105,8 +109,9 @@ impl Job for Soak<'_> {
         println!("{}", tally.table(start.elapsed()));
         if let Some((index, problem, fault)) = tally.first_fault {
             let small = if args.small { " --small" } else { "" };
+            let few = if args.few { " --few" } else { "" };
             eprintln!(
-                "miss: {fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small} --only {seed}:{index}",
+                "miss: {fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
                 info.backend, info.index
             );
             return Ok(Outcome::Missed);

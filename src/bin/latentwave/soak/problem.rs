@@ -35,11 +35,21 @@ pub(super) struct Size {
     pub(super) checked_rows: usize,
     /// Whether types and widths vary, for which kernels may have to be compiled.
     all_types: bool,
+    /// Whether splits and kernels are always those that the library would choose.
+    chosen: bool,
 }
 
 impl Size {
-    pub(super) const SMALL: Self =
-        Self { batch: 4, heads: 33, query_len: 4, rows: 64, tokens: [300, 600], checked_rows: 8, all_types: false };
+    pub(super) const SMALL: Self = Self {
+        batch: 4,
+        heads: 33,
+        query_len: 4,
+        rows: 64,
+        tokens: [300, 600],
+        checked_rows: 8,
+        all_types: false,
+        chosen: false,
+    };
     pub(super) const FULL: Self = Self {
         batch: 40,
         heads: 130,
@@ -48,7 +58,13 @@ impl Size {
         tokens: [6_000, 150_000],
         checked_rows: 32,
         all_types: true,
+        chosen: false,
     };
+
+    /// Likewise, of few sequences.
+    pub(super) fn of_few(self) -> Self {
+        Self { batch: self.batch.min(4), query_len: self.query_len.min(4), chosen: true, ..self }
+    }
 }
 
 /// A block of a larger tensor: what a strided view sees of it.
@@ -171,6 +187,7 @@ impl Problem {
         let longest = lens.iter().flatten().copied().max().unwrap_or(0) as usize;
         let planned = if rng.below(8) == 0 { longest + rng.below(131_072) } else { longest }.max(1);
         let policy = match rng.below(10) {
+            _ if size.chosen => SplitPolicy::Auto,
             0..4 => SplitPolicy::Auto,
             4..6 => SplitPolicy::MinTokens([16, 32, 64, 300][rng.below(4)]),
             6..8 => SplitPolicy::Fixed(1 + skewed(64, &mut rng)),
@@ -221,7 +238,7 @@ impl Problem {
             planned,
             graph: rng.below(2) == 0,
             lse: rng.below(4) > 0,
-            portable: rng.below(3) == 0,
+            portable: rng.below(3) == 0 && !size.chosen,
             split_cache: rng.below(3) == 0,
             rounds,
             num_pages,
