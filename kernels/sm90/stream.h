@@ -117,17 +117,19 @@ struct Ring {
     DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
     DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
 
-    /// To be called by one thread, with how many warps read a half and a rotary unit.
-    DEVICE void init(int half_readers, int rotary_readers) const {
-        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, 1);
+    /// To be called by one thread, with how many arrivals fill a unit, and how many warps read a half and a rotary unit.
+    DEVICE void init(int arrivals, int half_readers, int rotary_readers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, arrivals);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), 1);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), arrivals);
         for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
 
-/// Which of the cache's tokens a lane loads of the tile at a cursor: BOX rows of a page. Lanes beyond the tile's boxes load none.
-struct Box {
+/// A source of tiles: boxes of a page, by bulk copies of one warp. Which of the cache's tokens a lane loads of the tile at a cursor;
+/// lanes beyond the tile's boxes load none.
+struct Boxes {
+    const TensorMap &latent, &rope;
     int rows, page, entry;
 
     DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
@@ -142,47 +144,44 @@ struct Box {
         entry = token % p.page_size;
     }
 
-    /// Copies this lane's rows of `count` units of columns.
-    DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
+    /// Copies this lane's rows of `count` units from `unit` on; barriers from `full` on wait for them.
+    template <int count>
+    DEVICE void copy(int unit, uint32 to, uint32 full) const {
+        if (lane_index() < count) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+        warp_barrier();
         if (lane_index() * rows >= TILE_TOKENS) return;
         to += lane_index() * rows * UNIT_COLUMNS * 2;
-        NO_UNROLL for (int unit = 0; unit < count; unit++) {
-            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+        bool rotary = unit == LATENT_UNITS;
+        NO_UNROLL for (int i = 0; i < count; i++) {
+            copy_box(to + i * UNIT_BYTES, rotary ? rope : latent, rotary ? 0 : (unit + i) * UNIT_COLUMNS, entry, page, full + i * 8);
         }
     }
 };
 
-/// The loader: one warp keeps the ring filled.
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
-                       const Ring& ring) {
+/// A loader: keeps the ring filled from a source.
+template <typename Source>
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Source source, const Ring& ring) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
-    Box box;
-    box.look_up(p, at);
+    source.look_up(p, at);
     NO_UNROLL while (at.more) {
         auto load_rotary = [&] {
             if (ROPE_DIM == 0) return;
-            uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(tile.index), tile.parity);
-            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
-            warp_barrier();
-            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
+            source.template copy<1>(LATENT_UNITS, ring.rotary(tile.index), ring.rotary_full(odd));
         };
         if (FORM == 1) load_rotary();
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
-            uint32 full = ring.half_full(half.index);
             // Form 1 keeps the last two places at first, which puts their phases one ahead.
             barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
-            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
-            warp_barrier();
-            box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
+            source.template copy<HALF_UNITS>(column, ring.half(half.index), ring.half_full(half.index));
             half.advance();
         }
         if (FORM != 1) load_rotary();
         at.advance(p, part);
-        box.look_up(p, at);
+        source.look_up(p, at);
         tile.advance();
         odd ^= 1;
     }

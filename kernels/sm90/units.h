@@ -44,10 +44,10 @@ struct Units {
     DEVICE uint32 full(int index) const { return barriers + index * 8; }
     DEVICE uint32 empty(int index) const { return barriers + (STAGES + index) * 8; }
 
-    /// To be called by the first threads, with how many warps read a unit.
-    DEVICE void init(int readers) const {
+    /// To be called by the first threads, with how many arrivals fill a unit and how many warps read it.
+    DEVICE void init(int arrivals, int readers) const {
         if (thread_index() >= STAGES) return;
-        barrier_init(full(thread_index()), 1);
+        barrier_init(full(thread_index()), arrivals);
         barrier_init(empty(thread_index()), readers);
         barrier_publish_init();
     }
@@ -56,9 +56,10 @@ struct Units {
 /// Tokens of a box: the largest power of two that divides a page, up to a tile.
 DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
 
-/// The page of a lane's box of a part's first tiles, asked for before the lengths tell where the part begins and ends.
+/// The page of a lane's box, or row, of a part's first tiles, asked for before the lengths tell where the part begins and ends.
 DEVICE int early_page(const DecodeParams& p, const Part& part) {
-    int column = ((part.token & -TILE_TOKENS) + lane_index() * box_tokens(p)) / p.page_size;
+    int token = GATHERS ? Gather::looked_up() : lane_index() * box_tokens(p);
+    int column = ((part.token & -TILE_TOKENS) + token) / p.page_size;
     if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
     return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
 }
@@ -114,5 +115,22 @@ DEVICE void load_units(const DecodeParams& p, const Part& part, Cursor at, int e
         place.advance(TILE_UNITS);
         first = (first + boxes) % 32;
         at.advance(p, part);
+    }
+}
+
+/// A loader of rows that are gathered: a warpgroup, each of its warps at its own pace.
+DEVICE void gather_units(const DecodeParams& p, const Part& part, Cursor at, int early, const Units& units) {
+    Gather rows = {part.seq, early};
+    UnitPlace place = {0, 1};
+    rows.look_up(p, at);
+    NO_UNROLL while (at.more) {
+        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
+            UnitPlace to = place.after(unit);
+            barrier_wait(units.empty(to.index), to.parity);
+            rows.copy<1>(unit, units.unit(to.index), units.full(to.index));
+        }
+        place.advance(TILE_UNITS);
+        at.advance(p, part);
+        rows.look_up(p, at);
     }
 }

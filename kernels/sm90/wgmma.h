@@ -102,6 +102,17 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         : "memory");
 }
 
+// ---- copies by lanes ----
+
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
+DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+/// Arrives when all copies that this thread has begun so far have come.
+DEVICE void arrive_with_copies(uint32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
+
 // ---- matrix products ----
 
 /// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes. It begins `offset` bytes
