@@ -3,9 +3,9 @@
 // With few query rows the cache is what takes time. The products are transposed, so that no row of them is wasted:
 //
 //   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
-//            sums += tile' x weights. Each has sums and maxima of its own. The group that has the last tile takes over the
-//            other's sums and writes the result, while the other goes on to the next piece
-//   loaders  one or two warps keep the ring filled
+//            sums += tile' x weights. Each has sums and maxima of its own; at the end of a piece they exchange halves of the
+//            sums, and each writes half of the result's columns
+//   loaders  a warp for each group keeps its ring filled
 //
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
@@ -16,27 +16,27 @@ constexpr int QUERY_UNIT_BYTES = ROWS * UNIT_COLUMNS * 2;
 constexpr int WEIGHTS_BYTES = ROWS * TILE_TOKENS * 2;
 constexpr int SUMS = ROWS / 2;        // of a product, in a lane's registers
 constexpr int LANE_ROWS = ROWS / 4;   // query rows of which a lane holds logits and sums: 8 (i / 2) + lane % 4 * 2 + i % 2
-constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
 // Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
 constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
-constexpr int LOADER_REGISTERS = GATHERS ? 40 : 24;
-constexpr int GROUP_REGISTERS = GATHERS ? 232 : 240;
-constexpr int LOADERS = SHARES_REGISTERS ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
+constexpr int LOADER_REGISTERS = 24;
+constexpr int GROUP_REGISTERS = 240;
+constexpr int FIRST_AHEAD = 1;  // the group that prepares the first piece
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
-static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
+static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : GROUPS * 32), "two warpgroups and their loaders");
 
 /// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
-constexpr int QUERY_AT = UNITS_BYTES;
+constexpr int QUERY_AT = GROUPS * UNIT_RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
 constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
 constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
-constexpr int QUERY_SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;
+constexpr int SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;  // of a row's sums: for each group, its own and the other's
+constexpr int QUERY_SCALE_AT = SCALE_AT + GROUPS * GROUPS * ROWS * 4;
 constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
 constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
-constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
+constexpr int SHARED_BYTES = BARRIERS_AT + GROUPS * UNIT_RING_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
@@ -50,47 +50,76 @@ DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 /// Waits for one of them.
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
 
-/// Loads the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
+/// A group's ring. Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
+DEVICE UnitRing ring_of(int group, unsigned char SHARED* shared) {
+    unsigned char SHARED* units = group == 0 ? shared : shared + UNIT_RING_BYTES;
+    return {units, shared_address(units), shared_address(shared) + (group == 0 ? BARRIERS_AT : BARRIERS_AT + UNIT_RING_BARRIERS_BYTES)};
+}
+
+/// First element of a query row that exists.
+DEVICE const uint16 GLOBAL* query_row(const DecodeParams& p, const Row& at) {
+    return global_pointer<const uint16>(p.q) + at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
+}
+
+/// Asks for the query rows of a virtual sequence to come near, by one warpgroup.
+DEVICE void fetch_queries(const DecodeParams& p, int virtual_seq, int first_row) {
+    NO_UNROLL for (int i = thread_index() % GROUP_THREADS; i < ROWS * QUERY_UNITS; i += GROUP_THREADS) {
+        Row row = row_of(p, virtual_seq, first_row + i / QUERY_UNITS);
+        if (row.valid) fetch_near(query_row(p, row) + i % QUERY_UNITS * UNIT_COLUMNS);
+    }
+}
+
+/// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-    unsigned char SHARED* queries = shared + QUERY_AT;
     int chunk = thread_index() % 8;
     NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
-        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
-        if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        if constexpr (FP8) {
-            // Read twice, a few at a time: registers are full of sums.
-            auto word_of = [&](int unit) {
-                return row.valid ? *(const Word4 GLOBAL*)(from + unit * UNIT_COLUMNS) : Word4{0, 0, 0, 0};
-            };
+        const uint16 GLOBAL* from = row.valid ? query_row(p, row) + chunk * 8 : global_pointer<const uint16>(p.q);
+        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+            copy16_async(shared + QUERY_AT + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16,
+                         from + unit * UNIT_COLUMNS, row.valid);
+        }
+    }
+    copy_commit();
+}
+
+/// Waits for them, by the same warpgroup. For an fp8 cache they become f16 in the order in which keys are read; every thread begins
+/// with the words that it loaded itself, and the eight that share a row are of one warp.
+DEVICE void receive_queries(unsigned char SHARED* shared) {
+    copy_wait<0>();
+    if constexpr (FP8) {
+        int chunk = thread_index() % 8;
+        NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
+            unsigned char SHARED* block = shared + QUERY_AT;
+            const unsigned char SHARED* own = block + local * 128 + (chunk ^ local % 8) * 16;
             uint32 largest = 0;
-#pragma unroll 3
-            for (int unit = 0; unit < QUERY_UNITS; unit++) largest = largest_of(word_of(unit), largest);
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                largest = largest_of(*(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES), largest);
+            }
             UNROLL for (int mask = 1; mask < 8; mask *= 2) {
                 uint32 other = shuffle_xor(largest, mask);
                 if (other > largest) largest = other;
             }
             float scale = fitting_scale(largest);
             if (chunk == 0) ((float SHARED*)(shared + QUERY_SCALE_AT))[local] = 1.0f / scale;
-#pragma unroll 3
-            for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                store_query(queries + unit / 2 * 2 * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, unit % 2 * 32 + chunk * 4,
-                            unit == LATENT_UNITS ? 8 : 16, word_of(unit), scale);
-            }
-        } else {
-            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-                copy16_async(queries + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16, from + unit * UNIT_COLUMNS,
-                             row.valid);
+            NO_UNROLL for (int unit = 0; unit < QUERY_UNITS; unit += 2) {
+                bool rotary = unit == LATENT_UNITS;
+                Word4 first = *(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES);
+                Word4 second = {0, 0, 0, 0};
+                if (!rotary) second = *(const Word4 SHARED*)(own + (unit + 1) * QUERY_UNIT_BYTES);
+                warp_barrier();
+                store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, chunk * 4, rotary ? 8 : 16, first, scale);
+                if (!rotary) store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, 32 + chunk * 4, 16, second, scale);
             }
         }
     }
-    copy_commit();
+    publish_to_async();
 }
 
 /// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
-DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
+DEVICE void clear_tile(const UnitRing& ring, UnitPlace place, int valid) {
     NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
-        unsigned char SHARED* rows = ring + place.after(unit).index * UNIT_BYTES;
+        unsigned char SHARED* rows = ring.at(place.after(unit).index);
         NO_UNROLL for (int word = valid * 8 + thread_index() % GROUP_THREADS; word < TILE_TOKENS * 8; word += GROUP_THREADS) {
             *(Word4 SHARED*)(rows + word * 16) = {0, 0, 0, 0};
         }
@@ -236,117 +265,121 @@ struct Total {
 /// Sums of a group: the result's columns by units, transposed.
 using Sums = float[LATENT_UNITS][SUMS];
 
-/// Units of sums that fit into a tile's units of values, and how many of those they take. A group does not give them back at the end
-/// of a piece before the sums have been handed over. What does not fit goes by way of the other group's tile, later.
-constexpr int SUMS_BYTES = SUMS * GROUP_THREADS * 4;
-constexpr int HANDED_UNITS = CACHED_UNITS * UNIT_BYTES < LATENT_UNITS * SUMS_BYTES ? CACHED_UNITS * UNIT_BYTES / SUMS_BYTES : LATENT_UNITS;
-constexpr int HELD_UNITS = HANDED_UNITS * SUMS_BYTES / UNIT_BYTES;
-static_assert(HELD_UNITS == CACHED_UNITS / 2 || HELD_UNITS == CACHED_UNITS, "whole halves are given back");
-static_assert(HANDED_UNITS == LATENT_UNITS || 2 * HANDED_UNITS == LATENT_UNITS, "by way of two tiles");
+/// Units of a group's last tile of a piece that are not given back at once: half of its sums pass through them to the other group,
+/// and then that group's half of the result to memory.
+constexpr int EXCHANGED_UNITS = HALF_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
+static_assert(EXCHANGED_UNITS <= CACHED_UNITS, "half of the sums fit into a tile");
 
-/// Where a lane's sums `i` to `i + 3` of a unit are handed over, in the units of the tile at a place.
-DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
-    int word = (unit % HANDED_UNITS * SUMS + i) / 4 * GROUP_THREADS;
+/// Where a lane's sums `i` to `i + 3` of a unit of the half are handed over, in the units of the tile at a place of its group's ring.
+DEVICE Float4 SHARED& handed_over(const UnitRing& ring, UnitPlace place, int unit, int i) {
+    int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
     constexpr int UNIT_WORDS = UNIT_BYTES / 16;
-    return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
-                                                                                       thread_index() % GROUP_THREADS];
+    return ((Float4 SHARED*)ring.at(place.after(word / UNIT_WORDS).index))[word % UNIT_WORDS + thread_index() % GROUP_THREADS];
 }
 
-/// Hands over HANDED_UNITS units of sums from `first` on.
-template <int first>
-DEVICE void hand_over(const Sums& o, UnitPlace place, unsigned char SHARED* shared) {
-    UNROLL for (int unit = first; unit < first + HANDED_UNITS; unit++) {
+/// Hands the half of the sums over that the other group writes.
+DEVICE void hand_over(const Sums& o, int group, UnitPlace place, const UnitRing& ring) {
+    auto sum = [&](int unit, int i) { return group == 0 ? o[unit + HALF_UNITS][i] : o[unit][i]; };
+    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            handed_over(shared, place, unit, i) = {o[unit][i], o[unit][i + 1], o[unit][i + 2], o[unit][i + 3]};
+            handed_over(ring, place, unit, i) = {sum(unit, i), sum(unit, i + 1), sum(unit, i + 2), sum(unit, i + 3)};
         }
     }
     publish_to_async();
 }
 
-/// Writes a piece's result, to `slot` or, if negative, to the output: this group's sums and, unless it had all tiles, those that
-/// the other has handed over in the tile before. The result passes through the units of the last tile, at `place`.
-DEVICE void write_result(const DecodeParams& p, Sums& o, int group, bool alone, int seq, int64 slot, int first_row, UnitPlace place,
-                         UnitPlace before, unsigned char SHARED* shared) {
+/// Says what a group's sums of each row are to be multiplied by, and the other's; writes the LSE. A thread for each row.
+DEVICE void weigh_groups(const DecodeParams& p, int group, int seq, int64 slot, int first_row, unsigned char SHARED* shared) {
+    int row = thread_index() % GROUP_THREADS;
+    if (row >= ROWS) return;
+    Total total(row, shared);
+    float result = result_scale(p, total.sum, slot);
+    float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS + row;
+    scale[0] = result * (group == 0 ? total.factor[0] : total.factor[1]);
+    scale[ROWS] = result * (group == 0 ? total.factor[1] : total.factor[0]);
+    Row of = row_of(p, seq, first_row + row);
+    if (group != 0 || !of.valid) return;
+    if (slot < 0) {
+        write_lse(p, of, total.lse());
+    } else {
+        global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row] = total.lse();
+    }
+}
+
+/// Writes a group's half of a piece's result, to `slot` or, if negative, to the output: its own sums and, if the other had tiles,
+/// those handed over in the tile at `other` of its ring, whose place the result then takes on its way. The weights' place serves the
+/// group that had all tiles.
+DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alone, int seq, int64 slot, int first_row,
+                       UnitPlace other, const UnitRing& other_ring, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
-    float scale[LANE_ROWS], other_scale[LANE_ROWS], lse[LANE_ROWS];
+    const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;
+    float scale[LANE_ROWS], other_scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        Total total(lane_row(lane, i), shared);
-        float result = result_scale(p, total.sum, slot);
-        scale[i] = result * (group == 0 ? total.factor[0] : total.factor[1]);
-        other_scale[i] = result * (group == 0 ? total.factor[1] : total.factor[0]);
-        lse[i] = total.lse();
+        scale[i] = scales[lane_row(lane, i)];
+        other_scale[i] = scales[ROWS + lane_row(lane, i)];
     }
     // A row that saw nothing is zero even beside values that are not finite.
     auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
-    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] = scaled(o[unit][i], scale[i / 4 * 2 + i % 2]);
+    float half[HALF_UNITS][SUMS];
+    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+        UNROLL for (int i = 0; i < SUMS; i++) {
+            half[unit][i] = scaled(group == 0 ? o[unit][i] : o[unit + HALF_UNITS][i], scale[i / 4 * 2 + i % 2]);
+        }
         if (alone) continue;
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            Float4 more = handed_over(shared, unit < HANDED_UNITS ? before : place, unit, i);
-            o[unit][i] += scaled(more.x, other_scale[i / 2]);
-            o[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
-            o[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
-            o[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
+            Float4 more = handed_over(other_ring, other, unit, i);
+            half[unit][i] += scaled(more.x, other_scale[i / 2]);
+            half[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
+            half[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
+            half[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
         }
     }
-    if (HANDED_UNITS < LATENT_UNITS) group_barrier(group);
-    constexpr int ROW_BYTES = KV_LORA_RANK * 2;
+    group_barrier(group);  // all have been taken
+    constexpr int ROW_BYTES = KV_LORA_RANK;
     constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
-    static_assert(UNIT_ROWS == 8, "a unit for the rows of a stored matrix");
+    static_assert(ROWS * ROW_BYTES <= EXCHANGED_UNITS * UNIT_BYTES && ROWS * ROW_BYTES <= 2 * GROUPS * WEIGHTS_BYTES, "staging");
+    auto staged = [&](int row) {
+        return alone ? shared + WEIGHTS_AT + row * ROW_BYTES
+                     : other_ring.at(other.after(row / UNIT_ROWS).index) + row % UNIT_ROWS * ROW_BYTES;
+    };
     if constexpr (FP8) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
             UNROLL for (int e = 0; e < 2; e++) {
                 int row = lane % 4 * 2 + e;
-                unsigned char SHARED* to = shared + place.after(i / 4).index * UNIT_BYTES + row * ROW_BYTES +
-                                           ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
-                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                    *(uint32 SHARED*)(to + unit * 128) = pack(o[unit][i + e], o[unit][i + e + 2]);
+                unsigned char SHARED* to = staged(i * 2 + row) + ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
+                UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+                    *(uint32 SHARED*)(to + unit * 128) = pack(half[unit][i + e], half[unit][i + e + 2]);
                 }
             }
         }
     } else {
         UNROLL for (int block = 0; block < SUMS / 8; block++) {
-            uint32 to = shared_address(shared) + place.after(block * 2 + lane / 16).index * UNIT_BYTES + lane % 8 * ROW_BYTES +
-                        ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                const float* x = o[unit] + block * 8;
+            uint32 to = shared_address(staged((block * 2 + lane / 16) * 8 + lane % 8)) + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+            UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
+                const float* x = half[unit] + block * 8;
                 store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
             }
         }
     }
     publish_to_async();
     group_barrier(group);
-    NO_UNROLL for (int r = warp; r < ROWS; r += GROUP_WARPS) {
-        Row of = row_of(p, seq, first_row + r);
+#pragma unroll 2
+    for (int r = 0; r < ROWS; r += GROUP_WARPS) {
+        Row of = row_of(p, seq, first_row + r + warp);
         if (!of.valid) continue;
-        const unsigned char SHARED* from = shared + place.after(r / UNIT_ROWS).index * UNIT_BYTES + r % UNIT_ROWS * ROW_BYTES;
-        uint16 GLOBAL* to = result_row(p, of, slot, first_row + r);
-        UNROLL for (int word = lane; word < ROW_BYTES / 16; word += 32) {
-            store_output(to + word * 8, *(const Word4 SHARED*)(from + (word ^ r % 8) * 16));
-        }
-    }
-    if (warp != 0 || lane >= 4) return;
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        int row = first_row + lane_row(lane, i);
-        Row of = row_of(p, seq, row);
-        if (!of.valid) continue;
-        if (slot < 0) {
-            write_lse(p, of, lse[i]);
-        } else {
-            global_pointer<float>(p.partial_lse)[slot * group_rows(p) + row] = lse[i];
-        }
+        store_output(result_row(p, of, slot, first_row + r + warp) + group * KV_LORA_RANK / 2 + lane * 8,
+                     *(const Word4 SHARED*)(staged(r + warp) + (lane ^ (r + warp) % 8) * 16));
     }
 }
 
 /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
-DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
-                          const Units& units) {
+DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const UnitRing& ring) {
     if constexpr (FP8) {
         auto load = [&](Bytes& bytes, int part) {
             UnitPlace keys = place.after(part / 2);
-            if (part % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
-            load_keys(bytes, shared + keys.index * UNIT_BYTES, part % 2, part == LATENT_UNITS);
+            if (part % 2 == 0) barrier_wait(ring.full(keys.index), keys.parity);
+            load_keys(bytes, ring.at(keys.index), part % 2, part == LATENT_UNITS);
         };
         auto multiply = [&](int part, int step, const uint32* a) {
             product_keys_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES + step * 32), part + step > 0);
@@ -355,11 +388,11 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
     } else {
         UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
             UnitPlace keys = place.after(unit);
-            barrier_wait(units.full(keys.index), keys.parity);
+            barrier_wait(ring.full(keys.index), keys.parity);
             if constexpr (GATHERS) publish_to_async();
             products_begin();
             UNROLL for (int step = 0; step < 4; step++) {
-                product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
+                product_keys<false>(x, rows_operand(ring.unit(keys.index) + step * 32),
                                     rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
             }
         }
@@ -369,9 +402,9 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
 
 /// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
 /// is still under way.
-DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
+DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const UnitRing& ring) {
     if constexpr (FP8) {
-        auto load = [&](Bytes& bytes, int part) { load_values(bytes, units.unit(place.after(part / 2).index), part % 2); };
+        auto load = [&](Bytes& bytes, int part) { load_values(bytes, ring.unit(place.after(part / 2).index), part % 2); };
         auto multiply = [&](int part, int step, const uint32* a) {
             product_keys_held(o[part], a, rows_operand(weights + step * 32), step > 0 || !first);
         };
@@ -379,7 +412,7 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
     } else {
         products_begin();
         UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-            uint32 values = units.unit(place.after(unit).index);
+            uint32 values = ring.unit(place.after(unit).index);
             UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
                 product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
                                    step > 0 || !first);
@@ -391,45 +424,52 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
 }
 
 /// A warpgroup: every second tile of each piece.
-DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first_row, int group, unsigned char SHARED* shared,
-                   const Units& units) {
+DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared) {
+    Start start(p, item);
+    if (group == FIRST_AHEAD && start.end > 0) fetch_queries(p, start.part.seq, first_row);
+    grid_dependency_wait();
+    grid_dependency_launch();
+    Cursor at = start.first_tile(p, item, start.stands(p, item));
+    if (!warp_any(at.more)) return;
+    const Part& part = start.part;
+
     int lane = lane_index();
-    uint32 queries = units.base + QUERY_AT;
-    // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
-    uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
+    UnitRing ring = ring_of(group, shared);
+    UnitRing other_ring = ring_of(1 - group, shared);
+    uint32 queries = shared_address(shared) + QUERY_AT;
+    uint32 group_weights = shared_address(shared) + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
     int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
     int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
-    int turn = 0;            // of two descriptions of a piece
-    int ahead = GROUPS - 1;  // group that prepares the next piece
-    UnitPlace piece = {0, 0};
+    int turn = 0;             // of two descriptions of a piece
+    int ahead = FIRST_AHEAD;  // group that prepares the next piece
+    UnitPlace place = {0, 0};
+    UnitPlace other = {0, 0};  // of the other group's next tile in its ring
     Softmax softmax;
     softmax.begin = at.seq == part.seq ? part.token : 0;
     Sums o;
+    if (group == ahead) load_queries(p, at.seq, first_row, shared);
     NO_UNROLL while (true) {
         if (group == ahead) {
-            load_queries(p, at.seq, first_row, shared);
             Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
-            copy_wait<0>();
-            publish_to_async();
+            receive_queries(shared);
         }
         pair_barrier();
         softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
         int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
-        UnitPlace place = piece.after(group * TILE_UNITS);
-        UnitPlace last_place = place;
+        UnitPlace last = place;
         NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {
             int token = at.token + tile * TILE_TOKENS;
             bool first = tile < GROUPS;
             // Those of the tile before may still be read by other warps.
             uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
             float x[SUMS];
-            multiply_keys(x, queries, place, shared, units);
+            multiply_keys(x, queries, place, ring);
             products_wait<0>();
-            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
+            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(ring.empty(place.after(CACHED_UNITS).index));
 
             softmax.mask(p, x, token);
-            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
+            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(ring, place, at.end - token);
             softmax.store_weights(x, weights);
             if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
                 float factor[LANE_ROWS];
@@ -442,40 +482,39 @@ DEVICE void attend(const DecodeParams& p, const Part& part, Cursor at, int first
                 softmax.store_weights(x, weights);
                 group_barrier(group);
             }
-            multiply_values(o, weights, first, place, units);
+            multiply_values(o, weights, first, place, ring);
             softmax.add(x);
-            bool holds = tile + GROUPS >= tiles;
-            products_wait<1>();
             constexpr int HALF = CACHED_UNITS / 2;
-            if (lane < HALF && !holds) barrier_arrive(units.empty(place.after(lane).index));
+            int held = tile + GROUPS >= tiles ? EXCHANGED_UNITS : 0;
+            products_wait<1>();
+            if (lane < HALF && lane >= held) barrier_arrive(ring.empty(place.after(lane).index));
             products_wait<0>();
-            if (lane < HALF && !(holds && HELD_UNITS > HALF)) barrier_arrive(units.empty(place.after(HALF + lane).index));
-            last_place = place;
-            place.advance(GROUPS * TILE_UNITS);
+            if (lane < HALF && HALF + lane >= held) barrier_arrive(ring.empty(place.after(HALF + lane).index));
+            last = place;
+            place.advance(TILE_UNITS);
         }
         softmax.tell(group, shared);
         ahead = tiles % GROUPS;
-        bool alone = tiles == 1;
-        if (group == ahead && !alone) {
+        if (group < tiles) {
             group_barrier(group);  // no warp reads the tile any more
-            hand_over<0>(o, last_place, shared);
+            hand_over(o, group, last, ring);
         }
         pair_barrier();
-        if constexpr (HANDED_UNITS < LATENT_UNITS) {
-            if (group == ahead && !alone) hand_over<HANDED_UNITS>(o, last_place.after(TILE_UNITS), shared);
-            pair_barrier();
-        }
-        if (group != ahead) {
-            UnitPlace before = last_place.before(TILE_UNITS);
-            write_result(p, o, group, alone, at.seq, slots[turn], first_row, last_place, before, shared);
-            warp_barrier();
-            if (lane < HELD_UNITS) barrier_arrive(units.empty(last_place.after(lane).index));
-            if (lane < HELD_UNITS && !alone) barrier_arrive(units.empty(before.after(lane).index));
-        }
-        piece.skip(tiles * TILE_UNITS);
+        int seq = at.seq;
         at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
-        if (!warp_any(at.more)) break;
+        bool more = warp_any(at.more);
+        if (more && group == ahead) load_queries(p, at.seq, first_row, shared);
+        weigh_groups(p, group, seq, slots[turn], first_row, shared);
+        group_barrier(group);
+        int other_tiles = tiles_of(tiles, 1 - group);
+        bool alone = group == 0 && other_tiles == 0;
+        if (!alone) other.skip(other_tiles - 1);
+        write_half(p, o, group, alone, seq, slots[turn], first_row, other, other_ring, shared);
+        warp_barrier();
+        if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(other_ring.empty(other.after(lane).index));
+        if (!more) break;
+        if (!alone) other.skip(1);
         softmax.begin = 0;
         turn ^= 1;
     }
@@ -485,36 +524,28 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
-    Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    units.init(UNIT_ARRIVALS, GROUP_WARPS);
+    for (int group = 0; group < GROUPS; group++) ring_of(group, shared).init(GATHERS ? UnitGather::ARRIVALS : 1, GROUP_WARPS);
     if (!GATHERS && thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
-    grid_dependency_wait();
-    grid_dependency_launch();
-    // Lengths are looked up once the schedule has told which: by then they are near.
-    if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
-    int early = early_page(p, part);
-    Cursor at(p, part);
-    if (!at.more) return;
+    int item = block_index() / row_blocks;
     int role = warpgroup_index();
     if (role < GROUPS) {
         if constexpr (SHARES_REGISTERS) grow_registers<GROUP_REGISTERS>();
         // So does knowing that there are two.
-        attend(p, part, at, first_row, role & 1, shared, units);
+        attend(p, item, first_row, role & 1, shared);
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if constexpr (GATHERS) {
-            gather_units(p, part, at, early, units);
-        } else if (loader < LOADERS) {
-            load_units(p, part, at, early, loader, LOADERS, latent, rope, units);
+            gather_units(p, item, loader % GROUPS, ring_of(loader % GROUPS, shared));
+        } else if (loader < GROUPS) {
+            load_units(p, item, loader, latent, rope, ring_of(loader, shared));
         }
     }
 }

@@ -21,8 +21,10 @@ struct Part {
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        Word4 ends = *(const Word4 GLOBAL*)words;
-        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
+        // Told by lanes, so that the compiler knows that all have the same.
+        int word = load_now(words + lane_index() % PART_WORDS);
+        return {from_lane(word, 0), from_lane(word, 1) * TILE_TOKENS, from_lane(word, 2), from_lane(word, 3) * TILE_TOKENS,
+                from_lane(word, 4)};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -42,6 +44,10 @@ struct Cursor {
         settle(p, part);
         token &= -TILE_TOKENS;
     }
+
+    /// At the first tile of a part whose first piece ends at `end`.
+    DEVICE Cursor(const Part& part, int end)
+        : seq(part.seq), token(part.token & -TILE_TOKENS), end(end), split(part.split), more(true) {}
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
     DEVICE void settle(const DecodeParams& p, const Part& part) {
@@ -69,6 +75,13 @@ struct Cursor {
         settle(p, part);
     }
 };
+
+/// The page of a token before `end`, the end of a piece: what lies past it is not looked up.
+DEVICE int page_of(const DecodeParams& p, int seq, int token, int end) {
+    if (token >= end) return -1;
+    const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride;
+    return load_now(table + token / p.page_size);
+}
 
 /// Asks for the page ids of a part's first tile, which are looked up once the lengths have told where the part begins.
 DEVICE void prefetch_pages(const DecodeParams& p, const Part& part) {
@@ -126,25 +139,29 @@ struct Ring {
     }
 };
 
-/// A source of tiles: boxes of a page, by bulk copies of one warp. Which of the cache's tokens a lane loads of the tile at a cursor;
-/// lanes beyond the tile's boxes load none.
+/// A source of tiles: bulk copies of boxes of a page, by one warp, each lane its own rows of a tile. Lanes beyond them copy none.
 struct Boxes {
     const TensorMap &latent, &rope;
-    int rows, page, entry;
+    int rows;               // of a box
+    int page_ahead;         // of the box that was asked for
+    int page = -1, entry = 0;  // of the box at hand
 
-    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
-        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
-        int token = at.token + lane_index() * rows;
-        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
-        page = -1;
-        if (at.more && token < at.end && lane_index() * rows < TILE_TOKENS) {
-            const int GLOBAL* table = global_pointer<const int>(p.block_table) + at.seq / num_groups(p) * p.table_stride;
-            page = table[token / p.page_size];
-        }
-        entry = token % p.page_size;
+    DEVICE Boxes(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope)
+        : latent(latent), rope(rope), rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {}
+
+    /// Asks for the page of the tile at a cursor.
+    DEVICE void ask(const DecodeParams& p, const Cursor& at) {
+        page_ahead = page_of(p, at.seq, at.token + lane_index() * rows, at.more ? at.end : 0);
     }
 
-    /// Copies this lane's rows of `count` units from `unit` on; barriers from `full` on wait for them.
+    /// Finds the tile at a cursor, that was asked for last.
+    DEVICE void find(const DecodeParams& p, const Cursor& at) {
+        page = page_ahead;
+        entry = (at.token + lane_index() * rows) % p.page_size;
+    }
+
+    /// Copies this lane's rows of `count` units of columns from `unit` on, and has their barriers, from `full` on, wait for them. A page
+    /// outside the cache is not followed: its rows become zeros.
     template <int count>
     DEVICE void copy(int unit, uint32 to, uint32 full) const {
         if (lane_index() < count) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
@@ -164,8 +181,11 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Sourc
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
-    source.look_up(p, at);
+    source.ask(p, at);
     NO_UNROLL while (at.more) {
+        source.find(p, at);
+        at.advance(p, part);
+        source.ask(p, at);
         auto load_rotary = [&] {
             if (ROPE_DIM == 0) return;
             barrier_wait(ring.rotary_empty(tile.index), tile.parity);
@@ -180,8 +200,6 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Sourc
             half.advance();
         }
         if (FORM != 1) load_rotary();
-        at.advance(p, part);
-        source.look_up(p, at);
         tile.advance();
         odd ^= 1;
     }

@@ -25,6 +25,12 @@ DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
+/// Likewise that of a lane of the eight that this one is of.
+template <typename T>
+DEVICE T from_lane_of_8(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane, 8);
+}
+
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
 DEVICE void settle(float (&value)[count]) {
