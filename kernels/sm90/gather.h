@@ -19,17 +19,22 @@ struct Gather {
     int page_ahead;       // of this lane's row of the tile that was asked for
     uint64 latent, rope;  // where this lane's row of the tile at hand lies; 0 if it is to become zeros
 
+    static DEVICE int warp() { return thread_index() / (4 / warps * 32) % warps; }
     /// The tile's row that a lane copies sixteen bytes of in the first pass. Those of the others are swizzled alike.
     static DEVICE int first_row() {
-        int warp = thread_index() / (4 / warps * 32) % warps;
-        return warp / 2 * 32 + warp % 2 * 4 + lane_index() / 8;
+        return warp() / 2 * 32 + warp() % 2 * 4 + lane_index() / 8;
     }
     /// The tile's row that a lane knows: of each eight lanes, which copy a row together, every one that of another pass.
     static DEVICE int known() { return first_row() + lane_index() % PASSES * STEP; }
 
-    /// Asks for the pages of the tile at a cursor.
+    /// Asks for the pages of the tile at a cursor, and for those of tiles after it to come near: while much is being read they take
+    /// longer to come than a tile.
     DEVICE void ask(const DecodeParams& p, const Cursor& at) {
-        page_ahead = page_of(p, at.seq, at.token + known(), at.more ? at.end : 0);
+        constexpr int LINE_TOKENS = 8;  // whose pages lie in 32 bytes if it has one token each
+        int end = at.more ? at.end : 0;
+        page_ahead = page_of(p, at.seq, at.token + known(), end);
+        int later = at.token + TILE_TOKENS + (warp() * 32 + lane_index()) * LINE_TOKENS;
+        if (later < end) fetch_near(page_entry(p, at.seq, later));
     }
 
     /// Finds the rows of the tile at a cursor, that was asked for last. A page outside the cache is not followed.

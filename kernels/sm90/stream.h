@@ -76,11 +76,13 @@ struct Cursor {
     }
 };
 
+/// Where the block table has the page of a token.
+DEVICE const int GLOBAL* page_entry(const DecodeParams& p, int seq, int token) {
+    return global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride + token / p.page_size;
+}
 /// The page of a token before `end`, the end of a piece: what lies past it is not looked up.
 DEVICE int page_of(const DecodeParams& p, int seq, int token, int end) {
-    if (token >= end) return -1;
-    const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride;
-    return load_now(table + token / p.page_size);
+    return token < end ? load_now(page_entry(p, seq, token)) : -1;
 }
 
 /// Asks for the page ids of a part's first tile, which are looked up once the lengths have told where the part begins.
