@@ -71,7 +71,7 @@ DEVICE void fetch_queries(const DecodeParams& p, int virtual_seq, int first_row)
 
 /// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-    int chunk = thread_index() % 8;
+    int chunk = unhoisted(thread_index()) % 8;
     NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
         const uint16 GLOBAL* from = row.valid ? query_row(p, row) + chunk * 8 : global_pointer<const uint16>(p.q);
@@ -88,7 +88,7 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, 
 DEVICE void receive_queries(unsigned char SHARED* shared) {
     copy_wait<0>();
     if constexpr (FP8) {
-        int chunk = thread_index() % 8;
+        int chunk = unhoisted(thread_index()) % 8;
         NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
             unsigned char SHARED* block = shared + QUERY_AT;
             const unsigned char SHARED* own = block + local * 128 + (chunk ^ local % 8) * 16;
@@ -132,7 +132,7 @@ struct Softmax {
     int least;                                 // of the limits of this lane's rows
     int begin;                                 // first token of this piece
     float maximum[LANE_ROWS], sum[LANE_ROWS];  // the sums are this lane's share
-    float query_scale[LANE_ROWS];              // of queries that were scaled to fit f16
+    const float SHARED* query_scales;          // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
     static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
@@ -147,27 +147,27 @@ struct Softmax {
         limit[local] = of.valid ? smaller(visible, at.end) : 0;
     }
 
-    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* scales) {
+    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* its_query_scales) {
         int lane = unhoisted(lane_index());
         limit = its_limit;
+        query_scales = its_query_scales;
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
             sum[i] = 0.0f;
-            query_scale[i] = FP8 ? scales[lane_row(lane, i)] : 1.0f;
             least = smaller(least, limit[lane_row(lane, i)]);
         }
     }
 
     /// Turns products into logits.
     DEVICE void mask(const DecodeParams& p, float (&x)[SUMS], int token) const {
+        int lane = unhoisted(lane_index());
         if constexpr (FP8) {
-            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scale[i / 4 * 2 + i % 2];
+            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= query_scales[lane_row(lane, i / 4 * 2 + i % 2)];
         }
         scale_logits(p, x);
         int warp = warp_of_group();
         if (token + TILE_TOKENS <= least && token >= begin) return;
-        int lane = unhoisted(lane_index());
         UNROLL for (int i = 0; i < SUMS; i++) {
             int at = token + warp * 16 + lane / 4 + i / 2 % 2 * 8;
             if (at >= limit[lane_row(lane, i / 4 * 2 + i % 2)] || at < begin) x[i] = NEGATIVE_INFINITY;

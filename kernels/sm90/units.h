@@ -85,7 +85,7 @@ DEVICE void fetch_units(const DecodeParams& p, int page, int token, const Tensor
 DEVICE void load_units(const DecodeParams& p, int item, int group, const TensorMap& latent, const TensorMap& rope,
                        const UnitRing& ring) {
     Start start(p, item);
-    int token = lane_token(p, start.part.token & -TILE_TOKENS, group);
+    int token = start.end > 0 ? lane_token(p, start.part.token & -TILE_TOKENS, group) : 0;
     int page = page_of(p, start.part.seq, token, start.end);
     fetch_units(p, page, token, latent, rope);
     grid_dependency_wait();
