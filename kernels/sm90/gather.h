@@ -71,3 +71,27 @@ struct Gather {
         UNROLL for (int i = 0; i < count; i++) arrive_with_copies(full + i * 8);
     }
 };
+
+/// The source of the rows form's tiles: the loader's warpgroup.
+using RowsGather = Gather<4>;
+
+/// Loaders of the rows form, as `load_tiles` where rows are gathered: each warp at its own pace.
+DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
+    RowsGather rows;
+    HalfPlace half = {0, 1};
+    rows.ask(p, at);
+    NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
+        rows.find(p, at);
+        at.advance(p, part);
+        rows.ask(p, at);
+        if constexpr (ROPE_DIM > 0) {
+            barrier_wait(ring.rotary_empty(0), odd ^ 1);
+            rows.copy<1>(LATENT_UNITS, ring.rotary(0), ring.rotary_full(odd));
+        }
+        NO_UNROLL for (int i = 0; i < 2; i++) {
+            barrier_wait(ring.half_empty(half.index), half.parity ^ (half.index >= HALVES - 2));
+            rows.copy<HALF_UNITS>((i ^ odd) * HALF_UNITS, ring.half(half.index), ring.half_full(half.index));
+            half.advance();
+        }
+    }
+}

@@ -429,7 +429,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (thread_index() == 0) {
         if constexpr (!GATHERS) prefetch_map(latent);
         if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
-        ring.init(GATHERS ? Gather<4>::ARRIVALS : 1, SIDE_WARPS, SIDE_WARPS);
+        ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? RowsGather::ARRIVALS : 1);
         for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }
@@ -448,9 +448,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if constexpr (GATHERS) {
-            load_tiles(p, part, at, Gather<4>(), ring);
+            gather_tiles(p, part, at, ring);
         } else if (warp_of_group() == 0) {
-            load_tiles(p, part, at, Boxes(p, latent, rope), ring);
+            load_tiles(p, part, at, latent, rope, ring);
         }
     } else {
         grow_registers<SIDE_REGISTERS>();

@@ -21,10 +21,9 @@ struct Part {
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        // Told by lanes, so that the compiler knows that all have the same.
-        int word = load_now(words + lane_index() % PART_WORDS);
-        return {from_lane(word, 0), from_lane(word, 1) * TILE_TOKENS, from_lane(word, 2), from_lane(word, 3) * TILE_TOKENS,
-                from_lane(word, 4)};
+        int word[5];
+        UNROLL for (int i = 0; i < 5; i++) word[i] = load_now(words + i);
+        return {word[0], word[1] * TILE_TOKENS, word[2], word[3] * TILE_TOKENS, word[4]};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -132,76 +131,72 @@ struct Ring {
     DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
     DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
 
-    /// To be called by one thread, with how many arrivals fill a unit, and how many warps read a half and a rotary unit.
-    DEVICE void init(int arrivals, int half_readers, int rotary_readers) const {
-        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, arrivals);
+    /// To be called by one thread, with how many warps read a half and a rotary unit, and how many arrivals fill a unit.
+    DEVICE void init(int half_readers, int rotary_readers, int writers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, writers);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), arrivals);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), writers);
         for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
 
-/// A source of tiles: bulk copies of boxes of a page, by one warp, each lane its own rows of a tile. Lanes beyond them copy none.
-struct Boxes {
-    const TensorMap &latent, &rope;
-    int rows;               // of a box
-    int page_ahead;         // of the box that was asked for
-    int page = -1, entry = 0;  // of the box at hand
+/// Which of the cache's tokens a lane loads of the tile at a cursor: BOX rows of a page. Lanes beyond the tile's boxes load none.
+struct Box {
+    int rows, page, entry;
 
-    DEVICE Boxes(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope)
-        : latent(latent), rope(rope), rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {}
-
-    /// Asks for the page of the tile at a cursor.
-    DEVICE void ask(const DecodeParams& p, const Cursor& at) {
-        page_ahead = page_of(p, at.seq, at.token + lane_index() * rows, at.more ? at.end : 0);
+    DEVICE void look_up(const DecodeParams& p, const Cursor& at) {
+        rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
+        int token = at.token + lane_index() * rows;
+        // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+        page = -1;
+        if (at.more && token < at.end && lane_index() * rows < TILE_TOKENS) {
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + at.seq / num_groups(p) * p.table_stride;
+            page = table[token / p.page_size];
+        }
+        entry = token % p.page_size;
     }
 
-    /// Finds the tile at a cursor, that was asked for last.
-    DEVICE void find(const DecodeParams& p, const Cursor& at) {
-        page = page_ahead;
-        entry = (at.token + lane_index() * rows) % p.page_size;
-    }
-
-    /// Copies this lane's rows of `count` units of columns from `unit` on, and has their barriers, from `full` on, wait for them. A page
-    /// outside the cache is not followed: its rows become zeros.
-    template <int count>
-    DEVICE void copy(int unit, uint32 to, uint32 full) const {
-        if (lane_index() < count) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
-        warp_barrier();
+    /// Copies this lane's rows of `count` units of columns.
+    DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
         if (lane_index() * rows >= TILE_TOKENS) return;
         to += lane_index() * rows * UNIT_COLUMNS * 2;
-        bool rotary = unit == LATENT_UNITS;
-        NO_UNROLL for (int i = 0; i < count; i++) {
-            copy_box(to + i * UNIT_BYTES, rotary ? rope : latent, rotary ? 0 : (unit + i) * UNIT_COLUMNS, entry, page, full + i * 8);
+        NO_UNROLL for (int unit = 0; unit < count; unit++) {
+            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
         }
     }
 };
 
-/// A loader: keeps the ring filled from a source.
-template <typename Source>
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, Source source, const Ring& ring) {
+/// The loader: one warp keeps the ring filled.
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
+                       const Ring& ring) {
     HalfPlace half = {0, 1};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
-    source.ask(p, at);
+    Box box;
+    box.look_up(p, at);
     NO_UNROLL while (at.more) {
-        source.find(p, at);
-        at.advance(p, part);
-        source.ask(p, at);
         auto load_rotary = [&] {
             if (ROPE_DIM == 0) return;
+            uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(tile.index), tile.parity);
-            source.template copy<1>(LATENT_UNITS, ring.rotary(tile.index), ring.rotary_full(odd));
+            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            box.copy(rope, 0, ring.rotary(tile.index), 1, full);
         };
         if (FORM == 1) load_rotary();
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
+            uint32 full = ring.half_full(half.index);
             // Form 1 keeps the last two places at first, which puts their phases one ahead.
             barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
-            source.template copy<HALF_UNITS>(column, ring.half(half.index), ring.half_full(half.index));
+            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+            warp_barrier();
+            box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
         }
         if (FORM != 1) load_rotary();
+        at.advance(p, part);
+        box.look_up(p, at);
         tile.advance();
         odd ^= 1;
     }
