@@ -87,8 +87,7 @@ KERNEL_OF(THREADS, 2) mla_decode_reduce(const DecodeParams p) {
     Slots slots = {0, 0};
     if (!empty) slots = p.schedule_kind == OWN ? own_slots(p, virtual_seq) : slots_of(p, virtual_seq);
     if (slots.count == 0) {
-        // This kernel has ended when all its blocks have: that one of them waits is enough for those that follow.
-        if (empty || block_index() == 0) grid_dependency_wait();
+        grid_dependency_wait();
         if (empty) clear_rows(p, virtual_seq, first_row, end_row, column);
         return;
     }

@@ -2,12 +2,6 @@
 // lengths and pages that may be out of date or in the midst of being written, and asks for what it will load first to come near.
 // Afterwards it looks once more, at all of them at once: most often they are the same.
 
-/// Asks for a box to come near, as `copy_box` copies one.
-DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
-                 : "memory");
-}
-
 /// Where the piece ends that a part begins with; 0 if its first sequence has none. Whatever the part says, only lengths are read.
 DEVICE int first_end(const DecodeParams& p, const Part& part) {
     if (part.seq < 0 || part.seq >= p.batch * num_groups(p) || part.seq > part.end_seq || part.token < 0) return 0;
@@ -32,8 +26,7 @@ struct Start {
 
     /// The first tile, once it is known whether it stands.
     DEVICE Cursor first_tile(const DecodeParams& p, int item, bool stands) {
-        if (stands) return Cursor(part, end);
-        part = find_part(p, item);
-        return Cursor(p, part);
+        if (!stands) part = find_part(p, item);
+        return Cursor(p, part, stands ? part.seq : -1, end);
     }
 };

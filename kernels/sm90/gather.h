@@ -53,7 +53,7 @@ struct Gather {
         if constexpr (ROPE_DIM > 0) fetch_near(global_pointer<const uint8>(rope));
     }
 
-    /// Copies this warp's rows of `count` units from `unit` on, and has their barriers, from `full` on, told when they have come.
+    /// Copies this warp's rows of `count` units from `unit` on, and has the barrier of the first told when they have come.
     template <int count>
     DEVICE void copy(int unit, uint32 to, uint32 full) const {
         int lane = lane_index();
@@ -68,7 +68,7 @@ struct Gather {
             from += (rotary ? 0 : unit * 128) + chunk * 16;
             UNROLL for (int i = 0; i < count; i++) copy16_async_at(to + pass * STEP * 128 + i * UNIT_BYTES, from + i * 128, valid);
         }
-        UNROLL for (int i = 0; i < count; i++) arrive_with_copies(full + i * 8);
+        arrive_with_copies(full);
     }
 };
 

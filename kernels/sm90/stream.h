@@ -39,20 +39,18 @@ struct Cursor {
     int seq, token, end, split;
     bool more;
 
-    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split) {
-        settle(p, part);
+    /// The extent of one sequence may be known already.
+    DEVICE Cursor(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0)
+        : seq(part.seq), token(part.token), end(0), split(part.split) {
+        settle(p, part, known, tokens);
         token &= -TILE_TOKENS;
     }
 
-    /// At the first tile of a part whose first piece ends at `end`.
-    DEVICE Cursor(const Part& part, int end)
-        : seq(part.seq), token(part.token & -TILE_TOKENS), end(end), split(part.split), more(true) {}
-
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
-    DEVICE void settle(const DecodeParams& p, const Part& part) {
+    DEVICE void settle(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0) {
         more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = extent(p, seq);
+            end = seq == known ? tokens : extent(p, seq);
             if (seq == part.end_seq) end = smaller(end, part.end_token);
             more = token < end;
             if (more) break;

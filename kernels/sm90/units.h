@@ -138,7 +138,7 @@ using UnitGather = Gather<4 / GROUPS>;
 DEVICE void gather_units(const DecodeParams& p, int item, int group, const UnitRing& ring) {
     UnitGather rows;
     Start start(p, item);
-    Cursor at(start.part, start.end);
+    Cursor at(p, start.end > 0 ? start.part : Part{}, start.part.seq, start.end);
     at.token += group * TILE_TOKENS;
     rows.ask(p, at);
     rows.find(p, at);

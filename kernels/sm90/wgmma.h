@@ -93,6 +93,17 @@ DEVICE void barrier_wait(uint32 at, int parity) {
         : "memory");
 }
 
+// ---- copies by lanes ----
+
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
+DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+/// Arrives when all copies that this thread has begun so far have come.
+DEVICE void arrive_with_copies(uint32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+}
+
 // ---- bulk tensor copies ----
 
 DEVICE void prefetch(const void GLOBAL* from) { asm volatile("prefetch.global.L2 [%0];" ::"l"(from)); }
@@ -108,15 +119,10 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         : "memory");
 }
 
-// ---- copies by lanes ----
-
-/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
-DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
-}
-/// Arrives when all copies that this thread has begun so far have come.
-DEVICE void arrive_with_copies(uint32 at) {
-    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
+/// Asks for a box to be near when it is copied.
+DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
+                 : "memory");
 }
 
 // ---- matrix products ----
