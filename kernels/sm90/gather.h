@@ -7,11 +7,10 @@ constexpr bool GATHERS = true;
 constexpr bool GATHERS = false;
 #endif
 
-/// What one of `warps` warps copies: a share of each tile's rows, four at a time. A lane knows where one of them lies.
-template <int warps>
+/// What a warp of the gathering warpgroup copies: sixteen rows of each tile, four at a time. A lane knows where one of them lies.
 struct Gather {
-    static constexpr int ARRIVALS = warps * 32;  // of threads, that fill a unit
-    static constexpr int PASSES = TILE_TOKENS / warps / 4;
+    static constexpr int ARRIVALS = 128;  // that fill a unit
+    static constexpr int PASSES = TILE_TOKENS / 16;
     static constexpr int STEP = 8;  // rows from one pass to the next
     static constexpr int ELEM = bytes_of(KV_DTYPE);
     static constexpr int ROTARY = KV_LORA_RANK * ELEM / 128;  // the unit after those of the latent part
@@ -19,10 +18,10 @@ struct Gather {
     int page_ahead;       // of this lane's row of the tile that was asked for
     uint64 latent, rope;  // where this lane's row of the tile at hand lies; 0 if it is to become zeros
 
-    static DEVICE int warp() { return thread_index() / (4 / warps * 32) % warps; }
     /// The tile's row that a lane copies sixteen bytes of in the first pass. Those of the others are swizzled alike.
     static DEVICE int first_row() {
-        return warp() / 2 * 32 + warp() % 2 * 4 + lane_index() / 8;
+        int warp = thread_index() / 32 % 4;
+        return warp / 2 * 32 + warp % 2 * 4 + lane_index() / 8;
     }
     /// The tile's row that a lane knows: of each eight lanes, which copy a row together, every one that of another pass.
     static DEVICE int known() { return first_row() + lane_index() % PASSES * STEP; }
@@ -33,7 +32,7 @@ struct Gather {
         constexpr int LINE_TOKENS = 8;  // whose pages lie in 32 bytes if it has one token each
         int end = at.more ? at.end : 0;
         page_ahead = page_of(p, at.seq, at.token + known(), end);
-        int later = at.token + TILE_TOKENS + (warp() * 32 + lane_index()) * LINE_TOKENS;
+        int later = at.token + TILE_TOKENS + thread_index() % 128 * LINE_TOKENS;
         if (later < end) fetch_near(page_entry(p, at.seq, later));
     }
 
@@ -41,16 +40,9 @@ struct Gather {
     DEVICE void find(const DecodeParams& p, const Cursor& at) {
         int token = at.token + known();
         int64 page = page_ahead, entry = token % p.page_size;
-        bool valid = page >= 0 && page < p.num_pages;
+        bool valid = token < at.end && page >= 0 && page < p.num_pages;
         latent = valid ? p.kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM : 0;
         rope = valid ? p.k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : 0;
-    }
-
-    /// Asks for the rows that were found to come near.
-    DEVICE void fetch() const {
-        if (latent == 0) return;
-        NO_UNROLL for (int unit = 0; unit < ROTARY; unit++) fetch_near(global_pointer<const uint8>(latent) + unit * 128);
-        if constexpr (ROPE_DIM > 0) fetch_near(global_pointer<const uint8>(rope));
     }
 
     /// Copies this warp's rows of `count` units from `unit` on, and has the barrier of the first told when they have come.
@@ -72,12 +64,9 @@ struct Gather {
     }
 };
 
-/// The source of the rows form's tiles: the loader's warpgroup.
-using RowsGather = Gather<4>;
-
-/// Loaders of the rows form, as `load_tiles` where rows are gathered: each warp at its own pace.
+/// The loader of the rows form, as `load_tiles`, where rows are gathered: a warpgroup, each of its warps at its own pace.
 DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
-    RowsGather rows;
+    Gather rows;
     HalfPlace half = {0, 1};
     rows.ask(p, at);
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {

@@ -5,7 +5,11 @@
 //   groups   two warpgroups take a piece's tiles in turn: logits = tile x queries, softmax down the columns,
 //            sums += tile' x weights. Each has sums and maxima of its own; at the end of a piece they exchange halves of the
 //            sums, and each writes half of the result's columns
-//   loaders  a warp for each group keeps its ring filled
+//   loaders  one or two warps keep the ring filled
+//
+// A barrier's phase is waited for by its parity, so whoever waits must not be a phase behind. A place of the ring is loaded by one
+// warp, which waits for all its phases; it is read by both groups, so a group begins to wait for a tile only when the other has
+// seen all of the tile before. All other barriers count threads.
 //
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
@@ -16,18 +20,20 @@ constexpr int QUERY_UNIT_BYTES = ROWS * UNIT_COLUMNS * 2;
 constexpr int WEIGHTS_BYTES = ROWS * TILE_TOKENS * 2;
 constexpr int SUMS = ROWS / 2;        // of a product, in a lane's registers
 constexpr int LANE_ROWS = ROWS / 4;   // query rows of which a lane holds logits and sums: 8 (i / 2) + lane % 4 * 2 + i % 2
+constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
 // Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
 constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
-constexpr int FIRST_AHEAD = 1;  // the group that prepares the first piece
+constexpr int FIRST_AHEAD = 1;
+constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
-static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : GROUPS * 32), "two warpgroups and their loaders");
+static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
 /// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
-constexpr int QUERY_AT = GROUPS * UNIT_RING_BYTES;
+constexpr int QUERY_AT = UNITS_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
 constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
 constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
@@ -36,7 +42,7 @@ constexpr int QUERY_SCALE_AT = SCALE_AT + GROUPS * GROUPS * ROWS * 4;
 constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
 constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
-constexpr int SHARED_BYTES = BARRIERS_AT + GROUPS * UNIT_RING_BARRIERS_BYTES;
+constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
@@ -49,32 +55,17 @@ DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; 
 DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 /// Waits for one of them.
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
-
-/// A group's ring. Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
-DEVICE UnitRing ring_of(int group, unsigned char SHARED* shared) {
-    unsigned char SHARED* units = group == 0 ? shared : shared + UNIT_RING_BYTES;
-    return {units, shared_address(units), shared_address(shared) + (group == 0 ? BARRIERS_AT : BARRIERS_AT + UNIT_RING_BARRIERS_BYTES)};
-}
-
-/// First element of a query row that exists.
-DEVICE const uint16 GLOBAL* query_row(const DecodeParams& p, const Row& at) {
-    return global_pointer<const uint16>(p.q) + at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
-}
-
-/// Asks for the query rows of a virtual sequence to come near, by one warpgroup.
-DEVICE void fetch_queries(const DecodeParams& p, int virtual_seq, int first_row) {
-    NO_UNROLL for (int i = thread_index() % GROUP_THREADS; i < ROWS * QUERY_UNITS; i += GROUP_THREADS) {
-        Row row = row_of(p, virtual_seq, first_row + i / QUERY_UNITS);
-        if (row.valid) fetch_near(query_row(p, row) + i % QUERY_UNITS * UNIT_COLUMNS);
-    }
-}
+/// The one group tells the other that it has seen its tile, the other waits for it.
+DEVICE void tell_seen(int group) { named_barrier_arrive(4 + group, GROUPS * GROUP_THREADS); }
+DEVICE void wait_until_seen(int group) { named_barrier(5 - group, GROUPS * GROUP_THREADS); }
 
 /// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
     int chunk = unhoisted(thread_index()) % 8;
     NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
         Row row = row_of(p, virtual_seq, first_row + local);
-        const uint16 GLOBAL* from = row.valid ? query_row(p, row) + chunk * 8 : global_pointer<const uint16>(p.q);
+        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
+        if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
         UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
             copy16_async(shared + QUERY_AT + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16,
                          from + unit * UNIT_COLUMNS, row.valid);
@@ -117,9 +108,9 @@ DEVICE void receive_queries(unsigned char SHARED* shared) {
 }
 
 /// Clears the cached rows of a tile from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
-DEVICE void clear_tile(const UnitRing& ring, UnitPlace place, int valid) {
+DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
     NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
-        unsigned char SHARED* rows = ring.at(place.after(unit).index);
+        unsigned char SHARED* rows = ring + place.after(unit).index * UNIT_BYTES;
         NO_UNROLL for (int word = valid * 8 + thread_index() % GROUP_THREADS; word < TILE_TOKENS * 8; word += GROUP_THREADS) {
             *(Word4 SHARED*)(rows + word * 16) = {0, 0, 0, 0};
         }
@@ -270,19 +261,20 @@ using Sums = float[LATENT_UNITS][SUMS];
 constexpr int EXCHANGED_UNITS = HALF_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
 static_assert(EXCHANGED_UNITS <= CACHED_UNITS, "half of the sums fit into a tile");
 
-/// Where a lane's sums `i` to `i + 3` of a unit of the half are handed over, in the units of the tile at a place of its group's ring.
-DEVICE Float4 SHARED& handed_over(const UnitRing& ring, UnitPlace place, int unit, int i) {
+/// Where a lane's sums `i` to `i + 3` of a unit of the half are handed over, in the units of the tile at a place.
+DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
     int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
     constexpr int UNIT_WORDS = UNIT_BYTES / 16;
-    return ((Float4 SHARED*)ring.at(place.after(word / UNIT_WORDS).index))[word % UNIT_WORDS + thread_index() % GROUP_THREADS];
+    return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
+                                                                                       thread_index() % GROUP_THREADS];
 }
 
 /// Hands the half of the sums over that the other group writes.
-DEVICE void hand_over(const Sums& o, int group, UnitPlace place, const UnitRing& ring) {
+DEVICE void hand_over(const Sums& o, int group, UnitPlace place, unsigned char SHARED* shared) {
     auto sum = [&](int unit, int i) { return group == 0 ? o[unit + HALF_UNITS][i] : o[unit][i]; };
     UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            handed_over(ring, place, unit, i) = {sum(unit, i), sum(unit, i + 1), sum(unit, i + 2), sum(unit, i + 3)};
+            handed_over(shared, place, unit, i) = {sum(unit, i), sum(unit, i + 1), sum(unit, i + 2), sum(unit, i + 3)};
         }
     }
     publish_to_async();
@@ -307,10 +299,10 @@ DEVICE void weigh_groups(const DecodeParams& p, int group, int seq, int64 slot, 
 }
 
 /// Writes a group's half of a piece's result, to `slot` or, if negative, to the output: its own sums and, if the other had tiles,
-/// those handed over in the tile at `other` of its ring, whose place the result then takes on its way. The weights' place serves the
-/// group that had all tiles.
+/// those handed over in the tile at `other`, whose place the result then takes on its way. The weights' place serves the group that
+/// had all tiles.
 DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alone, int seq, int64 slot, int first_row,
-                       UnitPlace other, const UnitRing& other_ring, unsigned char SHARED* shared) {
+                       UnitPlace other, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
     const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;
@@ -328,7 +320,7 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
         }
         if (alone) continue;
         UNROLL for (int i = 0; i < SUMS; i += 4) {
-            Float4 more = handed_over(other_ring, other, unit, i);
+            Float4 more = handed_over(shared, other, unit, i);
             half[unit][i] += scaled(more.x, other_scale[i / 2]);
             half[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
             half[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
@@ -340,8 +332,8 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
     constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
     static_assert(ROWS * ROW_BYTES <= EXCHANGED_UNITS * UNIT_BYTES && ROWS * ROW_BYTES <= 2 * GROUPS * WEIGHTS_BYTES, "staging");
     auto staged = [&](int row) {
-        return alone ? shared + WEIGHTS_AT + row * ROW_BYTES
-                     : other_ring.at(other.after(row / UNIT_ROWS).index) + row % UNIT_ROWS * ROW_BYTES;
+        return shared + (alone ? WEIGHTS_AT + row * ROW_BYTES
+                               : other.after(row / UNIT_ROWS).index * UNIT_BYTES + row % UNIT_ROWS * ROW_BYTES);
     };
     if constexpr (FP8) {
         UNROLL for (int i = 0; i < SUMS; i += 4) {
@@ -374,12 +366,13 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
 }
 
 /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
-DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const UnitRing& ring) {
+DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
+                          const Units& units) {
     if constexpr (FP8) {
         auto load = [&](Bytes& bytes, int part) {
             UnitPlace keys = place.after(part / 2);
-            if (part % 2 == 0) barrier_wait(ring.full(keys.index), keys.parity);
-            load_keys(bytes, ring.at(keys.index), part % 2, part == LATENT_UNITS);
+            if (part % 2 == 0) barrier_wait(units.full(keys.index), keys.parity);
+            load_keys(bytes, shared + keys.index * UNIT_BYTES, part % 2, part == LATENT_UNITS);
         };
         auto multiply = [&](int part, int step, const uint32* a) {
             product_keys_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES + step * 32), part + step > 0);
@@ -388,11 +381,11 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
     } else {
         UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
             UnitPlace keys = place.after(unit);
-            barrier_wait(ring.full(keys.index), keys.parity);
+            barrier_wait(units.full(keys.index), keys.parity);
             if constexpr (GATHERS) publish_to_async();
             products_begin();
             UNROLL for (int step = 0; step < 4; step++) {
-                product_keys<false>(x, rows_operand(ring.unit(keys.index) + step * 32),
+                product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
                                     rows_operand(queries + unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
             }
         }
@@ -402,9 +395,9 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
 
 /// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
 /// is still under way.
-DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const UnitRing& ring) {
+DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
     if constexpr (FP8) {
-        auto load = [&](Bytes& bytes, int part) { load_values(bytes, ring.unit(place.after(part / 2).index), part % 2); };
+        auto load = [&](Bytes& bytes, int part) { load_values(bytes, units.unit(place.after(part / 2).index), part % 2); };
         auto multiply = [&](int part, int step, const uint32* a) {
             product_keys_held(o[part], a, rows_operand(weights + step * 32), step > 0 || !first);
         };
@@ -412,7 +405,7 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
     } else {
         products_begin();
         UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-            uint32 values = ring.unit(place.after(unit).index);
+            uint32 values = units.unit(place.after(unit).index);
             UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
                 product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
                                    step > 0 || !first);
@@ -424,31 +417,29 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
 }
 
 /// A warpgroup: every second tile of each piece.
-DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared) {
-    Start start(p, item);
-    if (group == FIRST_AHEAD && start.end > 0) fetch_queries(p, start.part.seq, first_row);
-    grid_dependency_wait();
-    grid_dependency_launch();
-    Cursor at = start.first_tile(p, item, start.stands(p, item));
+DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared, const Units& units) {
+    Part part = find_part(p, item);
+    // Queries are asked for before the loaders fill the memory's queues.
+    if (group == FIRST_AHEAD && part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared);
+    Cursor at(p, part);
     if (!warp_any(at.more)) return;
-    const Part& part = start.part;
-
     int lane = lane_index();
-    UnitRing ring = ring_of(group, shared);
-    UnitRing other_ring = ring_of(1 - group, shared);
-    uint32 queries = shared_address(shared) + QUERY_AT;
-    uint32 group_weights = shared_address(shared) + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
+    uint32 queries = units.base + QUERY_AT;
+    // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
+    uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
     int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
     int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
-    int turn = 0;             // of two descriptions of a piece
+    int turn = 0;            // of two descriptions of a piece
     int ahead = FIRST_AHEAD;  // group that prepares the next piece
-    UnitPlace place = {0, 0};
-    UnitPlace other = {0, 0};  // of the other group's next tile in its ring
+    UnitPlace piece = {0, 0};
     Softmax softmax;
     softmax.begin = at.seq == part.seq ? part.token : 0;
     Sums o;
-    if (group == ahead) load_queries(p, at.seq, first_row, shared);
+    if (group == ahead && at.seq != part.seq) {  // the part's first sequence is empty
+        copy_wait<0>();
+        load_queries(p, at.seq, first_row, shared);
+    }
     NO_UNROLL while (true) {
         if (group == ahead) {
             Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
@@ -457,19 +448,22 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         pair_barrier();
         softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
         int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
-        UnitPlace last = place;
+        UnitPlace place = piece.after(group * TILE_UNITS);
+        UnitPlace last_place = place;
         NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {
             int token = at.token + tile * TILE_TOKENS;
             bool first = tile < GROUPS;
             // Those of the tile before may still be read by other warps.
             uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
             float x[SUMS];
-            multiply_keys(x, queries, place, ring);
+            if (tile > 0) wait_until_seen(group);
+            multiply_keys(x, queries, place, shared, units);
+            if (tile + 1 < tiles) tell_seen(group);
             products_wait<0>();
-            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(ring.empty(place.after(CACHED_UNITS).index));
+            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
 
             softmax.mask(p, x, token);
-            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(ring, place, at.end - token);
+            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
             softmax.store_weights(x, weights);
             if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
                 float factor[LANE_ROWS];
@@ -482,22 +476,22 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
                 softmax.store_weights(x, weights);
                 group_barrier(group);
             }
-            multiply_values(o, weights, first, place, ring);
+            multiply_values(o, weights, first, place, units);
             softmax.add(x);
             constexpr int HALF = CACHED_UNITS / 2;
             int held = tile + GROUPS >= tiles ? EXCHANGED_UNITS : 0;
             products_wait<1>();
-            if (lane < HALF && lane >= held) barrier_arrive(ring.empty(place.after(lane).index));
+            if (lane < HALF && lane >= held) barrier_arrive(units.empty(place.after(lane).index));
             products_wait<0>();
-            if (lane < HALF && HALF + lane >= held) barrier_arrive(ring.empty(place.after(HALF + lane).index));
-            last = place;
-            place.advance(TILE_UNITS);
+            if (lane < HALF && HALF + lane >= held) barrier_arrive(units.empty(place.after(HALF + lane).index));
+            last_place = place;
+            place.advance(GROUPS * TILE_UNITS);
         }
         softmax.tell(group, shared);
         ahead = tiles % GROUPS;
         if (group < tiles) {
             group_barrier(group);  // no warp reads the tile any more
-            hand_over(o, group, last, ring);
+            hand_over(o, group, last_place, shared);
         }
         pair_barrier();
         int seq = at.seq;
@@ -507,14 +501,15 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         if (more && group == ahead) load_queries(p, at.seq, first_row, shared);
         weigh_groups(p, group, seq, slots[turn], first_row, shared);
         group_barrier(group);
-        int other_tiles = tiles_of(tiles, 1 - group);
-        bool alone = group == 0 && other_tiles == 0;
-        if (!alone) other.skip(other_tiles - 1);
-        write_half(p, o, group, alone, seq, slots[turn], first_row, other, other_ring, shared);
+        // The other's last tile is the piece's last or the one before that.
+        bool alone = group == 0 && tiles == 1;
+        UnitPlace other = piece;
+        other.skip((group == ahead || tiles == 1 ? tiles - 1 : tiles - 2) * TILE_UNITS);
+        write_half(p, o, group, alone, seq, slots[turn], first_row, other, shared);
         warp_barrier();
-        if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(other_ring.empty(other.after(lane).index));
+        if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(units.empty(other.after(lane).index));
         if (!more) break;
-        if (!alone) other.skip(1);
+        piece.skip(tiles * TILE_UNITS);
         softmax.begin = 0;
         turn ^= 1;
     }
@@ -524,11 +519,16 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
-    for (int group = 0; group < GROUPS; group++) ring_of(group, shared).init(GATHERS ? UnitGather::ARRIVALS : 1, GROUP_WARPS);
+    Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    units.init(GROUP_WARPS, GATHERS ? Gather::ARRIVALS : 1);
     if (!GATHERS && thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
+    grid_dependency_wait();
+    grid_dependency_launch();
+    // Lengths are looked up once the schedule has told which: by then they are near.
+    if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -538,14 +538,14 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (role < GROUPS) {
         if constexpr (SHARES_REGISTERS) grow_registers<GROUP_REGISTERS>();
         // So does knowing that there are two.
-        attend(p, item, first_row, role & 1, shared);
+        attend(p, item, first_row, role & 1, shared, units);
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if constexpr (GATHERS) {
-            gather_units(p, item, loader % GROUPS, ring_of(loader % GROUPS, shared));
-        } else if (loader < GROUPS) {
-            load_units(p, item, loader, latent, rope, ring_of(loader, shared));
+            gather_units(p, item, units);
+        } else if (loader < LOADERS) {
+            load_units(p, item, loader, LOADERS, latent, rope, units);
         }
     }
 }

@@ -429,7 +429,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (thread_index() == 0) {
         if constexpr (!GATHERS) prefetch_map(latent);
         if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
-        ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? RowsGather::ARRIVALS : 1);
+        ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
         for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }

@@ -21,9 +21,8 @@ struct Part {
 DEVICE Part find_part(const DecodeParams& p, int item) {
     if (p.schedule_kind == BALANCED) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
-        int word[5];
-        UNROLL for (int i = 0; i < 5; i++) word[i] = load_now(words + i);
-        return {word[0], word[1] * TILE_TOKENS, word[2], word[3] * TILE_TOKENS, word[4]};
+        Word4 ends = *(const Word4 GLOBAL*)words;
+        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
     }
     int seq = item / p.num_kv_splits;
     int split = item % p.num_kv_splits;
@@ -39,18 +38,16 @@ struct Cursor {
     int seq, token, end, split;
     bool more;
 
-    /// The extent of one sequence may be known already.
-    DEVICE Cursor(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0)
-        : seq(part.seq), token(part.token), end(0), split(part.split) {
-        settle(p, part, known, tokens);
+    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split) {
+        settle(p, part);
         token &= -TILE_TOKENS;
     }
 
     /// Moves to the first piece with tokens at or after the current `seq` and `token`.
-    DEVICE void settle(const DecodeParams& p, const Part& part, int known = -1, int tokens = 0) {
+    DEVICE void settle(const DecodeParams& p, const Part& part) {
         more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = seq == known ? tokens : extent(p, seq);
+            end = extent(p, seq);
             if (seq == part.end_seq) end = smaller(end, part.end_token);
             more = token < end;
             if (more) break;

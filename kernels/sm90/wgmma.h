@@ -63,6 +63,10 @@ DEVICE bool named_barrier_any(int name, int threads, bool condition) {
 DEVICE void named_barrier(int name, int threads) {
     asm volatile("barrier.sync.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
+/// Counts as one that waits, and goes on.
+DEVICE void named_barrier_arrive(int name, int threads) {
+    asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(name), "r"(threads) : "memory");
+}
 DEVICE void warp_barrier() { __syncwarp(); }
 /// Whether any lane of the warp says so; the same answer in all.
 DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }
@@ -117,12 +121,6 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         "cp.async.bulk.tensor.3d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4}], [%5];" ::"r"(to),
         "l"(&map), "r"(column), "r"(row), "r"(page), "r"(full)
         : "memory");
-}
-
-/// Asks for a box to be near when it is copied.
-DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
-                 : "memory");
 }
 
 // ---- matrix products ----

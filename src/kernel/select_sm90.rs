@@ -69,11 +69,11 @@ fn rows_variant(base: Variant) -> Variant {
     Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
 }
 
-/// The keys form's stages are units of its two rings, as many as fit beside the queries.
+/// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
-    let stages = if block_rows == 16 { 24 } else { 20 };
-    // Two warpgroups, and two warps that load: of a warpgroup of their own where it has registers to give up or rows to gather.
-    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather { 320 } else { 384 };
+    let stages = if block_rows == 16 { 24 } else { 21 };
+    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up or rows to gather.
+    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather { 288 } else { 384 };
     Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
 }
 
@@ -132,7 +132,7 @@ mod tests {
         {
             let paged = DecodeShape { page_size, ..shape };
             let gathers = [16, 32, 128].map(|rows| split(&paged, rows, base, "sm_90a").map(|v| (v.gather, v.threads)));
-            assert_eq!(gathers, [if gather { 384 } else { 320 }, 384, 384].map(|threads| Some((gather, threads))));
+            assert_eq!(gathers, [if gather { 384 } else { 288 }, 384, 384].map(|threads| Some((gather, threads))));
         }
         assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
         let one = DecodeShape { batch: 1, max_seq_len: 8193, ..shape };

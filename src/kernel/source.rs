@@ -96,7 +96,6 @@ const FEW: SourceFile = embed!("kernels/mla_few.h");
 const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
-const SM90_AHEAD: SourceFile = embed!("kernels/sm90/ahead.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
@@ -118,7 +117,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => {
-                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_AHEAD, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS]
+                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS]
             }
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
