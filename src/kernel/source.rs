@@ -116,9 +116,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::Plan => &[PLAN],
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_SPLIT_ROWS],
-            select_sm90::KEYS_FORM => {
-                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS]
-            }
+            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
