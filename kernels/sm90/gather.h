@@ -13,18 +13,17 @@ struct Gather {
     static constexpr int PASSES = TILE_TOKENS / 16;
     static constexpr int STEP = 8;  // rows from one pass to the next
     static constexpr int ELEM = bytes_of(KV_DTYPE);
-    static constexpr int ROTARY = KV_LORA_RANK * ELEM / 128;  // the unit after those of the latent part
 
     int page_ahead;       // of this lane's row of the tile that was asked for
     uint64 latent, rope;  // where this lane's row of the tile at hand lies; 0 if it is to become zeros
 
     /// The tile's row that a lane copies sixteen bytes of in the first pass. Those of the others are swizzled alike.
-    static DEVICE int first_row() {
-        int warp = thread_index() / 32 % 4;
-        return warp / 2 * 32 + warp % 2 * 4 + lane_index() / 8;
-    }
+    static DEVICE int first_row(int thread) { return thread / 64 % 2 * 32 + thread / 32 % 2 * 4 + thread / 8 % 4; }
     /// The tile's row that a lane knows: of each eight lanes, which copy a row together, every one that of another pass.
-    static DEVICE int known() { return first_row() + lane_index() % PASSES * STEP; }
+    static DEVICE int known() {
+        int thread = unhoisted(thread_index());
+        return first_row(thread) + thread % PASSES * STEP;
+    }
 
     /// Asks for the pages of the tile at a cursor, and for those of tiles after it to come near: while much is being read they take
     /// longer to come than a tile.
@@ -45,22 +44,29 @@ struct Gather {
         rope = valid ? p.k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : 0;
     }
 
-    /// Copies this warp's rows of `count` units from `unit` on, and has the barrier of the first told when they have come.
-    template <int count>
-    DEVICE void copy(int unit, uint32 to, uint32 full) const {
-        int lane = lane_index();
-        int first = first_row();
-        int chunk = lane % 8;
-        to += first * 128 + (chunk ^ first % 8) * 16;
-        bool rotary = unit == ROTARY;
-        bool there = !rotary || chunk * 16 < ROPE_DIM * ELEM;
+    /// Copies of this warp's rows, that begin at `rows` as lanes know them, what follows `begin` bytes, in `count` units: each `to(i)`.
+    template <int count, typename To>
+    static DEVICE void copy(uint64 rows, int begin, int width, To to) {
+        int thread = unhoisted(thread_index());
+        int first = first_row(thread);
+        int chunk = thread % 8;
+        int place = first * 128 + (chunk ^ first % 8) * 16;
         UNROLL for (int pass = 0; pass < PASSES; pass++) {
-            uint64 from = from_lane_of_8(rotary ? rope : latent, pass);
-            bool valid = from != 0 && there;
-            from += (rotary ? 0 : unit * 128) + chunk * 16;
-            UNROLL for (int i = 0; i < count; i++) copy16_async_at(to + pass * STEP * 128 + i * UNIT_BYTES, from + i * 128, valid);
+            uint64 from = from_lane_of_8(rows, pass);
+            bool valid = from != 0 && chunk * 16 < width;
+            from += begin + chunk * 16;
+            UNROLL for (int i = 0; i < count; i++) copy16_async_at(to(i) + place + pass * STEP * 128, from + i * 128, valid);
         }
-        arrive_with_copies(full);
+    }
+
+    /// Likewise of the latent part, from a unit on, and of the rotary part.
+    template <int count, typename To>
+    DEVICE void copy_latent(int unit, To to) const {
+        copy<count>(latent, unit * 128, 128, to);
+    }
+    template <typename To>
+    DEVICE void copy_rotary(To to) const {
+        copy<1>(rope, 0, ROPE_DIM * ELEM, to);
     }
 };
 
@@ -75,11 +81,13 @@ DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, con
         rows.ask(p, at);
         if constexpr (ROPE_DIM > 0) {
             barrier_wait(ring.rotary_empty(0), odd ^ 1);
-            rows.copy<1>(LATENT_UNITS, ring.rotary(0), ring.rotary_full(odd));
+            rows.copy_rotary([&](int) { return ring.rotary(0); });
+            arrive_with_copies(ring.rotary_full(odd));
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
             barrier_wait(ring.half_empty(half.index), half.parity ^ (half.index >= HALVES - 2));
-            rows.copy<HALF_UNITS>((i ^ odd) * HALF_UNITS, ring.half(half.index), ring.half_full(half.index));
+            rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
+            arrive_with_copies(ring.half_full(half.index));
             half.advance();
         }
     }

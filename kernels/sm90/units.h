@@ -126,9 +126,18 @@ DEVICE void gather_units(const DecodeParams& p, int item, const Units& units) {
         rows.find(p, at);
         at.advance(p, part);
         rows.ask(p, at);
-        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) {
+        // The groups give half of a tile back at once.
+        constexpr int HALF = CACHED_UNITS / 2;
+        NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit += HALF, place.advance(HALF)) {
+            UNROLL for (int i = 0; i < HALF; i++) barrier_wait(units.empty(place.after(i).index), place.after(i).parity);
+            rows.copy_latent<HALF>(unit, [&](int i) { return units.unit(place.after(i).index); });
+            UNROLL for (int i = 0; i < HALF; i++) arrive_with_copies(units.full(place.after(i).index));
+        }
+        if constexpr (ROPE_DIM > 0) {
             barrier_wait(units.empty(place.index), place.parity);
-            rows.copy<1>(unit, units.unit(place.index), units.full(place.index));
+            rows.copy_rotary([&](int) { return units.unit(place.index); });
+            arrive_with_copies(units.full(place.index));
+            place.advance();
         }
     }
 }
