@@ -39,17 +39,25 @@ const STAGED_UNITS: u32 = 6;
 const MANY_SEQUENCES: usize = 4;
 const MANY_TOKENS: usize = 65_536;
 
-/// Tokens of the smallest box worth a bulk copy. A page has boxes of the largest power of two that divides it; rows of smaller ones
-/// are gathered. Measured, µs, at B64 S4096 H16, B128 S4096 H16 and B64 S4096 H128: boxes of 64 tokens 80, 144, 117 to 127, of 32 81,
-/// 146, 131, of 16 83, 152, 154, of 8 118, 219, 213; gathered, whatever the page, 82, 149, 128 to 136.
-const BOX_TOKENS: u32 = 32;
+/// Tokens of the smallest box worth a bulk copy, of a 16-bit and of an fp8 cache. A page has boxes of the largest power of two that
+/// divides it; rows of smaller ones are gathered, which takes as long whatever the page. Measured, µs:
+///
+/// | | boxes of 64 | of 32 | of 16 | of 8 | gathered |
+/// |---|---|---|---|---|---|
+/// | B64 S4096 H16 | 80 to 82 | 81 | 83 | 118 | 84 |
+/// | B128 S4096 H16 | 144 to 148 | 146 | 152 | 219 | 152 |
+/// | B64 S4096 H128 | 116 to 127 | 131 | 154 | 213 | 130 to 137 |
+/// | B128 S4096 H16, fp8 | 90 | | 90 | | 102 |
+const BOX_TOKENS: usize = 32;
+const BOX_TOKENS_FP8: usize = 16;
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     if arch != "sm_90a" || !serves(&base) || shape.portable {
         return None;
     }
-    let gather = shape.page_size.trailing_zeros() < BOX_TOKENS.ilog2();
+    let box_tokens = if base.kv_dtype.is_fp8() { BOX_TOKENS_FP8 } else { BOX_TOKENS };
+    let gather = !shape.page_size.is_multiple_of(box_tokens);
     let base = Variant { gather, ..base };
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     if rows > 32 && !base.kv_dtype.is_fp8() {
@@ -142,6 +150,8 @@ mod tests {
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
+        assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let refused = [
