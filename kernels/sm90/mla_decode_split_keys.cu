@@ -41,7 +41,8 @@ constexpr int SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;  // of a row's sums: for
 constexpr int QUERY_SCALE_AT = SCALE_AT + GROUPS * GROUPS * ROWS * 4;
 constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
 constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
-constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
+constexpr int RESULT_AT = SLOT_AT + 2 * 8;  // addresses of each row's result and LSE, 0 for none
+constexpr int BARRIERS_AT = RESULT_AT + 2 * 2 * ROWS * 8;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
@@ -118,6 +119,17 @@ DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
     publish_to_async();
 }
 
+/// Where a piece's rows go.
+DEVICE uint64 SHARED* results(int turn, unsigned char SHARED* shared) {
+    return (uint64 SHARED*)(shared + RESULT_AT) + turn * 2 * ROWS;
+}
+
+/// Where the LSE of a row goes, to `slot` or, if negative, to the output; 0 if it is not wanted.
+DEVICE uint64 lse_address(const DecodeParams& p, const Row& of, int64 slot, int group_row) {
+    if (slot >= 0) return p.partial_lse + (slot * group_rows(p) + group_row) * 4;
+    return p.lse == 0 ? 0 : p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
+}
+
 struct Softmax {
     const int SHARED* limit;                   // tokens that each row sees of this piece
     int least;                                 // of the limits of this lane's rows
@@ -126,22 +138,25 @@ struct Softmax {
     const float SHARED* query_scales;          // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int SHARED* limit, int64 SHARED* slot) {
+    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int turn, unsigned char SHARED* shared) {
         int local = thread_index() % GROUP_THREADS;
-        if (local == ROWS) {
-            Slots slots = slots_of(p, at.seq);
-            *slot = slots.count == 0 ? -1 : slots.begin + at.split;
-        }
         if (local >= ROWS) return;
-        Row of = row_of(p, at.seq, first_row + local);
+        int row = first_row + local;
+        Row of = row_of(p, at.seq, row);
         int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-        limit[local] = of.valid ? smaller(visible, at.end) : 0;
+        Slots slots = slots_of(p, at.seq);
+        int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
+        ((int SHARED*)(shared + LIMIT_AT))[turn * ROWS + local] = of.valid ? smaller(visible, at.end) : 0;
+        ((int64 SHARED*)(shared + SLOT_AT))[turn] = slot;
+        uint64 SHARED* to = results(turn, shared) + local;
+        to[0] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
+        to[ROWS] = of.valid ? lse_address(p, of, slot, row) : 0;
     }
 
-    DEVICE void begin_piece(const int SHARED* its_limit, const float SHARED* its_query_scales) {
+    DEVICE void begin_piece(int turn, const unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
-        limit = its_limit;
-        query_scales = its_query_scales;
+        limit = (const int SHARED*)(shared + LIMIT_AT) + turn * ROWS;
+        query_scales = (const float SHARED*)(shared + QUERY_SCALE_AT);
         least = limit[lane_row(lane, 0)];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) {
             maximum[i] = NO_MAXIMUM;
@@ -216,6 +231,13 @@ struct Softmax {
         UNROLL for (int i = 0; i < SUMS; i++) sum[i / 4 * 2 + i % 2] += exp2(x[i] - maximum[i / 4 * 2 + i % 2]);
     }
 
+    /// Whether there is a row of this lane of which the group saw nothing.
+    DEVICE bool lacks_rows() const {
+        bool any = false;
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) any |= maximum[i] == NO_MAXIMUM;
+        return any;
+    }
+
     /// Tells the other group this one's maxima and sums. To be followed by a barrier.
     DEVICE void tell(int group, unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
@@ -281,28 +303,21 @@ DEVICE void hand_over(const Sums& o, int group, UnitPlace place, unsigned char S
 }
 
 /// Says what a group's sums of each row are to be multiplied by, and the other's; writes the LSE. A thread for each row.
-DEVICE void weigh_groups(const DecodeParams& p, int group, int seq, int64 slot, int first_row, unsigned char SHARED* shared) {
+DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned char SHARED* shared) {
     int row = thread_index() % GROUP_THREADS;
     if (row >= ROWS) return;
     Total total(row, shared);
-    float result = result_scale(p, total.sum, slot);
+    float result = result_scale(p, total.sum, ((const int64 SHARED*)(shared + SLOT_AT))[turn]);
     float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS + row;
     scale[0] = result * (group == 0 ? total.factor[0] : total.factor[1]);
     scale[ROWS] = result * (group == 0 ? total.factor[1] : total.factor[0]);
-    Row of = row_of(p, seq, first_row + row);
-    if (group != 0 || !of.valid) return;
-    if (slot < 0) {
-        write_lse(p, of, total.lse());
-    } else {
-        global_pointer<float>(p.partial_lse)[slot * group_rows(p) + first_row + row] = total.lse();
-    }
+    uint64 to = results(turn, shared)[ROWS + row];
+    if (group == 0 && to != 0) *global_pointer<float>(to) = total.lse();
 }
 
-/// Writes a group's half of a piece's result, to `slot` or, if negative, to the output: its own sums and, if the other had tiles,
-/// those handed over in the tile at `other`, whose place the result then takes on its way. The weights' place serves the group that
+/// Writes a group's half of a piece's result: its own sums and, if the other had tiles, those handed over in the tile at `other`, whose place the result then takes on its way. The weights' place serves the group that
 /// had all tiles.
-DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alone, int seq, int64 slot, int first_row,
-                       UnitPlace other, unsigned char SHARED* shared) {
+DEVICE void write_half(const Sums& o, int group, bool alone, int turn, UnitPlace other, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
     const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;
@@ -311,20 +326,18 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
         scale[i] = scales[lane_row(lane, i)];
         other_scale[i] = scales[ROWS + lane_row(lane, i)];
     }
-    // A row that saw nothing is zero even beside values that are not finite.
-    auto scaled = [](float value, float factor) { return factor == 0.0f ? 0.0f : value * factor; };
     float half[HALF_UNITS][SUMS];
     UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i++) {
-            half[unit][i] = scaled(group == 0 ? o[unit][i] : o[unit + HALF_UNITS][i], scale[i / 4 * 2 + i % 2]);
+            half[unit][i] = (group == 0 ? o[unit][i] : o[unit + HALF_UNITS][i]) * scale[i / 4 * 2 + i % 2];
         }
         if (alone) continue;
         UNROLL for (int i = 0; i < SUMS; i += 4) {
             Float4 more = handed_over(shared, other, unit, i);
-            half[unit][i] += scaled(more.x, other_scale[i / 2]);
-            half[unit][i + 1] += scaled(more.y, other_scale[i / 2 + 1]);
-            half[unit][i + 2] += scaled(more.z, other_scale[i / 2]);
-            half[unit][i + 3] += scaled(more.w, other_scale[i / 2 + 1]);
+            half[unit][i] += more.x * other_scale[i / 2];
+            half[unit][i + 1] += more.y * other_scale[i / 2 + 1];
+            half[unit][i + 2] += more.z * other_scale[i / 2];
+            half[unit][i + 3] += more.w * other_scale[i / 2 + 1];
         }
     }
     group_barrier(group);  // all have been taken
@@ -356,12 +369,10 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
     }
     publish_to_async();
     group_barrier(group);
-#pragma unroll 2
-    for (int r = 0; r < ROWS; r += GROUP_WARPS) {
-        Row of = row_of(p, seq, first_row + r + warp);
-        if (!of.valid) continue;
-        store_output(result_row(p, of, slot, first_row + r + warp) + group * KV_LORA_RANK / 2 + lane * 8,
-                     *(const Word4 SHARED*)(staged(r + warp) + (lane ^ (r + warp) % 8) * 16));
+    UNROLL for (int r = 0; r < ROWS; r += GROUP_WARPS) {
+        uint64 to = results(turn, shared)[r + warp];
+        Word4 word = *(const Word4 SHARED*)(staged(r + warp) + (lane ^ (r + warp) % 8) * 16);
+        if (to != 0) store_output(global_pointer<uint16>(to) + group * KV_LORA_RANK / 2 + lane * 8, word);
     }
 }
 
@@ -428,8 +439,6 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
-    int SHARED* limits = (int SHARED*)(shared + LIMIT_AT);
-    int64 SHARED* slots = (int64 SHARED*)(shared + SLOT_AT);
     int turn = 0;            // of two descriptions of a piece
     int ahead = FIRST_AHEAD;  // group that prepares the next piece
     UnitPlace piece = {0, 0};
@@ -442,11 +451,11 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     }
     NO_UNROLL while (true) {
         if (group == ahead) {
-            Softmax::describe(p, at, first_row, limits + turn * ROWS, slots + turn);
+            Softmax::describe(p, at, first_row, turn, shared);
             receive_queries(shared);
         }
         pair_barrier();
-        softmax.begin_piece(limits + turn * ROWS, (const float SHARED*)(shared + QUERY_SCALE_AT));
+        softmax.begin_piece(turn, shared);
         int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
         UnitPlace place = piece.after(group * TILE_UNITS);
         UnitPlace last_place = place;
@@ -487,6 +496,14 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             last_place = place;
             place.advance(GROUPS * TILE_UNITS);
         }
+        // Weights of zero do not undo values that are not finite.
+        if (warp_any(softmax.lacks_rows())) {
+            UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                UNROLL for (int i = 0; i < SUMS; i++) {
+                    if (softmax.maximum[i / 4 * 2 + i % 2] == NO_MAXIMUM) o[unit][i] = 0.0f;
+                }
+            }
+        }
         softmax.tell(group, shared);
         ahead = tiles % GROUPS;
         if (group < tiles) {
@@ -494,18 +511,17 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             hand_over(o, group, last_place, shared);
         }
         pair_barrier();
-        int seq = at.seq;
         at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
         bool more = warp_any(at.more);
         if (more && group == ahead) load_queries(p, at.seq, first_row, shared);
-        weigh_groups(p, group, seq, slots[turn], first_row, shared);
+        weigh_groups(p, group, turn, shared);
         group_barrier(group);
         // The other's last tile is the piece's last or the one before that.
         bool alone = group == 0 && tiles == 1;
         UnitPlace other = piece;
         other.skip((group == ahead || tiles == 1 ? tiles - 1 : tiles - 2) * TILE_UNITS);
-        write_half(p, o, group, alone, seq, slots[turn], first_row, other, shared);
+        write_half(o, group, alone, turn, other, shared);
         warp_barrier();
         if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(units.empty(other.after(lane).index));
         if (!more) break;

@@ -111,8 +111,8 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
     let weights = 4 * rows * TILE_TOKENS * 2;
-    // Of two groups: sums of four warps, maxima and scales of both's sums. Scales of queries; limits and slots of two pieces.
-    ring + queries + weights + 2 * (4 + 1 + 2) * rows * 4 + rows * 4 + 2 * (rows * 4 + 8)
+    // Of two groups: sums of four warps, maxima and scales of both's sums. Scales of queries; limits, results and slots of two pieces.
+    ring + queries + weights + 2 * (4 + 1 + 2) * rows * 4 + rows * 4 + 2 * (rows * (4 + 16) + 8)
 }
 
 #[cfg(test)]
