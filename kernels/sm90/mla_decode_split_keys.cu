@@ -27,7 +27,7 @@ constexpr int GROUP_WARPS = 4;
 constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
-constexpr int FIRST_AHEAD = 1;
+constexpr int FIRST_AHEAD = 1;  // group that prepares the first piece
 constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
@@ -56,7 +56,7 @@ DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; 
 DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
 /// Waits for one of them.
 DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
-/// The one group tells the other that it has seen its tile, the other waits for it.
+/// One group tells the other that it has seen its tile, and the other waits for it.
 DEVICE void tell_seen(int group) { named_barrier_arrive(4 + group, GROUPS * GROUP_THREADS); }
 DEVICE void wait_until_seen(int group) { named_barrier(5 - group, GROUPS * GROUP_THREADS); }
 
@@ -439,7 +439,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     uint32 group_weights = units.base + (group == 0 ? WEIGHTS_AT : WEIGHTS_AT + 2 * WEIGHTS_BYTES);
     float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + group * GROUP_WARPS * ROWS;
-    int turn = 0;            // of two descriptions of a piece
+    int turn = 0;             // of two descriptions of a piece
     int ahead = FIRST_AHEAD;  // group that prepares the next piece
     UnitPlace piece = {0, 0};
     Softmax softmax;

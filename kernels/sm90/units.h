@@ -62,8 +62,7 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. Of `loaders` warps, this one fills
-/// every so manieth place.
+/// and as far ahead. Of `loaders` warps, this one fills every so manieth place.
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
                        const Units& units) {
     Part part = find_part(p, item);
