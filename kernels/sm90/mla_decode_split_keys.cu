@@ -24,7 +24,7 @@ constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
 // Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
-constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8;
+constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
 constexpr int FIRST_AHEAD = 1;  // group that prepares the first piece
@@ -393,6 +393,7 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
         UNROLL for (int unit = 0; unit < TILE_UNITS; unit++) {
             UnitPlace keys = place.after(unit);
             barrier_wait(units.full(keys.index), keys.parity);
+            if constexpr (GATHERS) publish_to_async();
             products_begin();
             UNROLL for (int step = 0; step < 4; step++) {
                 product_keys<false>(x, rows_operand(units.unit(keys.index) + step * 32),
@@ -471,7 +472,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
 
             softmax.mask(p, x, token);
-            if (at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
+            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
             softmax.store_weights(x, weights);
             if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
                 float factor[LANE_ROWS];
@@ -535,8 +536,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    units.init(GROUP_WARPS);
-    if (thread_index() == 0) {
+    units.init(GROUP_WARPS, GATHERS ? Gather::ARRIVALS : 1);
+    if (!GATHERS && thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
@@ -557,6 +558,10 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     } else {
         if constexpr (SHARES_REGISTERS) shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
-        if (loader < LOADERS) load_units(p, item, loader, LOADERS, latent, rope, units);
+        if constexpr (GATHERS) {
+            gather_units(p, item, units);
+        } else if (loader < LOADERS) {
+            load_units(p, item, loader, LOADERS, latent, rope, units);
+        }
     }
 }

@@ -111,7 +111,8 @@ DEVICE void release(uint32 empty) {
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
     auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
-        barrier_wait(full, parity);
+        if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
+        if (GATHERS && column == 0) publish_to_async();
         products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
             uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
@@ -308,9 +309,9 @@ struct Side {
         sum[1] = told.w;
     }
 
-    /// Clears what the side's half of a tile has after its piece's end.
+    /// Clears what the side's half of a tile has after its piece's end; of gathered rows nothing is there.
     DEVICE void clear(int half, int valid) const {
-        if (valid >= TILE_TOKENS) return;
+        if (GATHERS || valid >= TILE_TOKENS) return;
         clear_rows(shared + half * HALF_BYTES, valid);
         side_barrier();
     }
@@ -449,9 +450,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     SHARED_MEMORY_1024(shared);
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if (thread_index() == 0) {
-        prefetch_map(latent);
-        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
-        ring.init(SIDE_WARPS, SIDE_WARPS);
+        if constexpr (!GATHERS) prefetch_map(latent);
+        if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
+        ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
         for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }
@@ -467,8 +468,11 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
-        if (warp_of_group() > 0) return;
-        load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
+        if constexpr (GATHERS) {
+            gather_tiles(p, part, Cursor(p, part), ring);
+        } else if (warp_of_group() == 0) {
+            load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
+        }
     } else {
         grow_registers<SIDE_REGISTERS>();
         attend_part(p, item, part, first_row, role - 1, shared, ring);

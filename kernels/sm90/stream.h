@@ -72,6 +72,15 @@ struct Cursor {
     }
 };
 
+/// Where the block table has the page of a token.
+DEVICE const int GLOBAL* page_entry(const DecodeParams& p, int seq, int token) {
+    return global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride + token / p.page_size;
+}
+/// The page of a token before `end`, the end of a piece: what lies past it is not looked up.
+DEVICE int page_of(const DecodeParams& p, int seq, int token, int end) {
+    return token < end ? load_now(page_entry(p, seq, token)) : -1;
+}
+
 /// A place in a ring of `count`, and the parity of its present phase.
 template <int count>
 struct Place {
@@ -117,11 +126,11 @@ struct Ring {
     DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
     DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
 
-    /// To be called by one thread, with how many warps read a half and a rotary unit.
-    DEVICE void init(int half_readers, int rotary_readers) const {
-        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, 1);
+    /// To be called by one thread, with how many warps read a half and a rotary unit, and how many arrivals fill a unit.
+    DEVICE void init(int half_readers, int rotary_readers, int writers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, writers);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), 1);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), writers);
         for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
@@ -139,10 +148,7 @@ struct Box {
     DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
         int token = first + lane_index() * rows;
         page = -1;
-        if (token < end && lane_index() * rows < TILE_TOKENS) {
-            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride;
-            page = table[token / p.page_size];
-        }
+        if (token < end && lane_index() * rows < TILE_TOKENS) page = *page_entry(p, seq, token);
         entry = token % p.page_size;
     }
 

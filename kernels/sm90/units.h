@@ -41,10 +41,10 @@ struct Units {
     DEVICE uint32 full(int index) const { return barriers + index * 8; }
     DEVICE uint32 empty(int index) const { return barriers + (STAGES + index) * 8; }
 
-    /// To be called by the first threads, with how many warps read a unit.
-    DEVICE void init(int readers) const {
+    /// To be called by the first threads, with how many warps read a unit, and how many arrivals fill it.
+    DEVICE void init(int readers, int writers) const {
         if (thread_index() >= STAGES) return;
-        barrier_init(full(thread_index()), 1);
+        barrier_init(full(thread_index()), writers);
         barrier_init(empty(thread_index()), readers);
         barrier_publish_init();
     }
@@ -53,9 +53,10 @@ struct Units {
 /// Tokens of a box: the largest power of two that divides a page, up to a tile.
 DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
 
-/// The page of a lane's box of a part's first tiles, asked for before the lengths tell where the part begins and ends.
+/// The page of a lane's box, or row, of a part's first tiles, asked for before the lengths tell where the part begins and ends.
 DEVICE int early_page(const DecodeParams& p, const Part& part) {
-    int column = ((part.token & -TILE_TOKENS) + lane_index() * box_tokens(p)) / p.page_size;
+    int token = GATHERS ? Gather::known() : lane_index() * box_tokens(p);
+    int column = ((part.token & -TILE_TOKENS) + token) / p.page_size;
     if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
     return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
 }
@@ -109,5 +110,33 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
         }
         first = (first + boxes) % 32;
         at.advance(p, part);
+    }
+}
+
+/// The loader where rows are gathered: a warpgroup, each of its warps at its own pace.
+DEVICE void gather_units(const DecodeParams& p, int item, const Units& units) {
+    Part part = find_part(p, item);
+    Gather rows;
+    rows.page_ahead = early_page(p, part);
+    Cursor at(p, part);
+    if (at.seq != part.seq) rows.ask(p, at);
+    UnitPlace place = {0, 1};
+    NO_UNROLL while (at.more) {
+        rows.find(p, at);
+        at.advance(p, part);
+        rows.ask(p, at);
+        // The groups give half of a tile back at once.
+        constexpr int HALF = CACHED_UNITS / 2;
+        NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit += HALF, place.advance(HALF)) {
+            UNROLL for (int i = 0; i < HALF; i++) barrier_wait(units.empty(place.after(i).index), place.after(i).parity);
+            rows.copy_latent<HALF>(unit, [&](int i) { return units.unit(place.after(i).index); });
+            UNROLL for (int i = 0; i < HALF; i++) arrive_with_copies(units.full(place.after(i).index));
+        }
+        if constexpr (ROPE_DIM > 0) {
+            barrier_wait(units.empty(place.index), place.parity);
+            rows.copy_rotary([&](int) { return units.unit(place.index); });
+            arrive_with_copies(units.full(place.index));
+            place.advance();
+        }
     }
 }

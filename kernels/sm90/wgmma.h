@@ -25,6 +25,12 @@ DEVICE T from_lane(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane);
 }
 
+/// Likewise that of a lane of the eight that this one is of.
+template <typename T>
+DEVICE T from_lane_of_8(T value, int lane) {
+    return __shfl_sync(0xffffffffu, value, lane, 8);
+}
+
 /// Keeps what reads these registers after what was written before: products under way write them later than the text says.
 template <int count>
 DEVICE void settle(float (&value)[count]) {
@@ -89,6 +95,17 @@ DEVICE void barrier_wait(uint32 at, int parity) {
         "@!done bra again;\n}" ::"r"(at),
         "r"(parity)
         : "memory");
+}
+
+// ---- copies by lanes ----
+
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
+DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+/// Arrives when all copies that this thread has begun so far have come.
+DEVICE void arrive_with_copies(uint32 at) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(at) : "memory");
 }
 
 // ---- bulk tensor copies ----

@@ -102,6 +102,8 @@ pub struct Variant {
     pub threads: u32,
     /// Selects among tuned forms of one entry; 0 is the portable form.
     pub form: u32,
+    /// Whether rows of the cache are copied one by one, as small pages demand of Hopper's forms (`GATHER`).
+    pub gather: bool,
 }
 
 impl Variant {
@@ -118,6 +120,7 @@ impl Variant {
             stages: 0,
             threads: 0,
             form: 0,
+            gather: false,
         }
     }
 
@@ -133,7 +136,7 @@ impl std::fmt::Display for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{}_{}_{}_{}+{}_r{}_t{}_s{}_n{}_f{}",
+            "{}_{}_{}_{}+{}_r{}_t{}_s{}_n{}_f{}{}",
             self.entry.symbol(),
             self.q_dtype,
             self.kv_dtype,
@@ -143,7 +146,8 @@ impl std::fmt::Display for Variant {
             self.tile_tokens,
             self.stages,
             self.threads,
-            self.form
+            self.form,
+            if self.gather { "g" } else { "" }
         )
     }
 }

@@ -40,13 +40,26 @@ const STAGED_UNITS: u32 = 6;
 const MANY_SEQUENCES: usize = 4;
 const MANY_TOKENS: usize = 65_536;
 
+/// Tokens of the smallest box worth a bulk copy, of a 16-bit and of an fp8 cache. A page has boxes of the largest power of two that
+/// divides it; rows of smaller ones are gathered, which takes as long whatever the page. Measured, µs:
+///
+/// | | boxes of 64 | of 32 | of 16 | of 8 | gathered |
+/// |---|---|---|---|---|---|
+/// | B64 S4096 H16 | 80 to 82 | 81 | 83 | 118 | 84 |
+/// | B128 S4096 H16 | 144 to 148 | 146 | 152 | 219 | 152 |
+/// | B64 S4096 H128 | 116 to 127 | 131 | 154 | 213 | 130 to 137 |
+/// | B128 S4096 H16, fp8 | 90 | | 90 | | 102 |
+const BOX_TOKENS: usize = 32;
+const BOX_TOKENS_FP8: usize = 16;
+
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
-    // Bulk copies take boxes of 8 to 64 tokens of a page.
-    let copies = arch == "sm_90a" && serves(&base) && shape.page_size.is_multiple_of(8);
-    if !copies || shape.portable {
+    if arch != "sm_90a" || !serves(&base) || shape.portable {
         return None;
     }
+    let box_tokens = if base.kv_dtype.is_fp8() { BOX_TOKENS_FP8 } else { BOX_TOKENS };
+    let gather = !shape.page_size.is_multiple_of(box_tokens);
+    let base = Variant { gather, ..base };
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     if rows > 32 && !base.kv_dtype.is_fp8() {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
@@ -69,8 +82,8 @@ fn rows_variant(base: Variant) -> Variant {
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
     let stages = if block_rows == 16 { 24 } else { 21 };
-    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up.
-    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() { 288 } else { 384 };
+    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up or rows to gather.
+    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather { 288 } else { 384 };
     Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
 }
 
@@ -79,8 +92,12 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     if arch != "sm_90a" || !serves(&base) {
         return Vec::new();
     }
-    let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
-    rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows))).collect()
+    let of_source = |gather| {
+        let base = Variant { gather, ..base };
+        let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
+        rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
+    };
+    [false, true].into_iter().flat_map(of_source).collect()
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -105,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_rows_take_a_form_by_how_many_tokens_there_are_in_pages_of_eights() {
+    fn many_rows_take_a_form_by_how_many_tokens_there_are() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
         let shape = DecodeShape {
             q_dtype: DType::BF16,
@@ -121,19 +138,26 @@ mod tests {
             free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
-        assert_eq!(split(&DecodeShape { page_size: 24, ..shape }, 128, base, "sm_90a").map(|v| v.block_rows), Some(64));
+        for (page_size, gather) in
+            [(1, true), (2, true), (12, true), (24, true), (48, true), (32, false), (64, false), (96, false)]
+        {
+            let paged = DecodeShape { page_size, ..shape };
+            let gathers = [16, 32, 128].map(|rows| split(&paged, rows, base, "sm_90a").map(|v| (v.gather, v.threads)));
+            assert_eq!(gathers, [if gather { 384 } else { 288 }, 384, 384].map(|threads| Some((gather, threads))));
+        }
         assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
         let one = DecodeShape { batch: 1, max_seq_len: 8193, ..shape };
         assert_eq!(split(&one, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
+        assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let refused = [
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
-            split(&DecodeShape { page_size: 12, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),

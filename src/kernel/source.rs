@@ -96,6 +96,7 @@ const FEW: SourceFile = embed!("kernels/mla_few.h");
 const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
+const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
@@ -116,8 +117,8 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[PLAN],
         Entry::DecodeSplit => match variant.form {
-            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_SPLIT_ROWS],
-            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
+            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_SPLIT_ROWS],
+            select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
@@ -170,8 +171,8 @@ impl Source {
 }
 
 /// The constants of a variant, as the kernels name them.
-fn defines(variant: &Variant, wave: usize) -> [(&'static str, u64); 10] {
-    [
+fn defines(variant: &Variant, wave: usize) -> impl Iterator<Item = (&'static str, u64)> {
+    let constants = [
         ("Q_DTYPE", dtype_code(variant.q_dtype)),
         ("KV_DTYPE", dtype_code(variant.kv_dtype)),
         ("KV_LORA_RANK", variant.kv_lora_rank.into()),
@@ -182,7 +183,8 @@ fn defines(variant: &Variant, wave: usize) -> [(&'static str, u64); 10] {
         ("THREADS", variant.threads.into()),
         ("FORM", variant.form.into()),
         ("WAVE", wave as u64),
-    ]
+    ];
+    constants.into_iter().chain(variant.gather.then_some(("GATHER", 1)))
 }
 
 /// Codes of element types, the same in `kernels/params.h`.
@@ -252,6 +254,7 @@ mod tests {
             hash(Variant { stages: 512, ..base }, 32),
             hash(Variant { threads: 512, ..base }, 32),
             hash(Variant { form: 512, ..base }, 32),
+            hash(Variant { gather: true, ..base }, 32),
             hash(Variant { entry: Entry::Plan, ..base }, 32),
             Source::new(&changed, &base, 32).hash(),
         ];

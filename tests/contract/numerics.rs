@@ -137,8 +137,14 @@ pub(crate) fn what_lies_past_the_end_does_not_matter<B: Backend>(backend: &B, dt
 }
 
 pub(crate) fn pages_may_lie_in_any_order<B: Backend>(backend: &B, dtype: DType) {
-    for page_size in [1, 16, 64] {
-        let shuffled = Problem::random(14, layer(4, page_size), (dtype, dtype), 1, &[100, 65]);
+    // Of few heads, and of some and many that are planned for longer sequences.
+    let shapes = [(4, &[100, 65][..], 0), (16, &[100, 65, 0, 300], 100_000), (40, &[257, 1, 64, 130], 100_000)];
+    for (page_size, (heads, lens, planned)) in
+        [1, 12, 16, 64].into_iter().flat_map(|size| shapes.map(|shape| (size, shape)))
+    {
+        let mut shuffled = Problem::random(14, layer(heads, page_size), (dtype, dtype), 1, lens);
+        shuffled.poison_unused_slots();
+        shuffled.max_seq_len = planned;
         // The same rows, one page after another.
         let mut contiguous = shuffled.clone();
         let page_bytes = page_size * shuffled.row_bytes();
@@ -151,7 +157,7 @@ pub(crate) fn pages_may_lie_in_any_order<B: Backend>(backend: &B, dtype: DType) 
                 next += 1;
             }
         }
-        let what = format!("page size {page_size}");
+        let what = format!("{heads} heads, page size {page_size}");
         assert!(shuffled.check(backend, &what).bits == contiguous.check(backend, &what).bits, "{what}");
     }
 }

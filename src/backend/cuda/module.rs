@@ -95,7 +95,7 @@ pub(super) unsafe fn launch(
         numAttrs: dependent.into(),
     };
     let maps = match params {
-        Params::Decode(params) if variant.takes_maps() => Some(cache_maps(device.driver, params, variant.kv_dtype)?),
+        Params::Decode(params) if variant.takes_maps() => Some(cache_maps(device.driver, variant, params)?),
         _ => None,
     };
     let [latent, rope] =

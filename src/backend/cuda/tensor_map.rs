@@ -10,6 +10,7 @@ use cudarc::driver::sys::{
 
 use super::driver::{Driver, cu};
 use crate::error::Result;
+use crate::kernel::Variant;
 use crate::kernel::params::DecodeParams;
 use crate::tensor::DType;
 
@@ -19,12 +20,16 @@ const BOX_ROW_BYTES: u32 = 128;
 const BOX_TOKENS: u32 = 64;
 
 /// The maps of the latent and of the rotary part of the cache, `[page, token, column]`. Its rows begin on multiples of 16 bytes,
-/// as [`DecodeKernels::row_alignment`](crate::backend::DecodeKernels::row_alignment) demands, and a page has a multiple of 8.
+/// as [`DecodeKernels::row_alignment`](crate::backend::DecodeKernels::row_alignment) demands. Kernels that gather rows have parameters
+/// for maps and do not look at them.
 ///
 /// # Errors
 /// [`Error::Driver`](crate::Error::Driver) for a cache that no map can describe.
-pub(super) fn cache_maps(driver: &Driver, params: &DecodeParams, dtype: DType) -> Result<[CUtensorMap; 2]> {
-    let p = params;
+pub(super) fn cache_maps(driver: &Driver, variant: &Variant, params: &DecodeParams) -> Result<[CUtensorMap; 2]> {
+    if variant.gather {
+        return Ok([CUtensorMap { opaque: [0; 16] }; 2]);
+    }
+    let (p, dtype) = (params, variant.kv_dtype);
     let latent = encode(driver, p, dtype, (p.kv, p.kv_lora_rank), (p.kv_stride_page, p.kv_stride_token))?;
     if p.rope_dim == 0 {
         return Ok([latent, latent]);

@@ -131,6 +131,7 @@ struct Tally {
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Form {
     form: u32,
+    gather: bool,
     /// A power of two; the host's kernel takes any number up to it.
     block_rows: u32,
     tile_tokens: u32,
@@ -149,9 +150,9 @@ impl Tally {
     fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, String>) {
         match result {
             Ok(Passed { kernel, launches, errors }) => {
-                let Variant { form, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
+                let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
                 let types = [q_dtype, kv_dtype];
-                let form = Form { form, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
+                let form = Form { form, gather, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
                 let count = self.forms.entry(form).or_default();
                 count.problems += 1;
                 count.launches += launches;
@@ -179,8 +180,9 @@ impl Tally {
             ]
         };
         for (form, count) in &self.forms {
-            let Form { form, block_rows, tile_tokens, types: [q, kv] } = form;
-            let name = [form.to_string(), format!("{q} {kv}"), block_rows.to_string(), tile_tokens.to_string()];
+            let Form { form, gather, block_rows, tile_tokens, types: [q, kv] } = form;
+            let form = if *gather { format!("{form} gather") } else { form.to_string() };
+            let name = [form, format!("{q} {kv}"), block_rows.to_string(), tile_tokens.to_string()];
             lines.push(name.into_iter().chain(cells(count)).collect());
             all.problems += count.problems;
             all.replayed += count.replayed;
