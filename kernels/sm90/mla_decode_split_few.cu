@@ -3,11 +3,10 @@
 // What takes time is the way from the lengths to the first tile, and what comes after the last: a block cuts its piece out by
 // itself, and two warpgroups work on every step of a tile. The products are transposed: tokens are their rows.
 //
-//   loader    one warp copies the tiles
+//   loader    one warp copies the tiles, and at last adds up the weights of each row
 //   logits    each group: all tokens x all query rows over half of the depth; then each adds up half of the query rows
 //   softmax   each group: its half of the query rows, down the columns of its products
 //   output    each group: its half of the columns x all query rows
-//   closer    one warp adds up the weights of each row, beside the last tile's products
 //
 // Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
 // asks for its first tiles to come near. Afterwards it works on them and looks at lengths and pages once more meanwhile: most often
@@ -24,7 +23,7 @@ constexpr int SUMS = ROWS / 2;            // of a product, in a lane's registers
 constexpr int LOGITS = SUMS / GROUPS;     // that a lane is left with
 constexpr int LANE_ROWS = ROWS / 4;       // query rows of which a lane holds sums: see `lane_row`
 constexpr int OWN_ROWS = GROUP_ROWS / 4;  // and logits
-static_assert(THREADS == WORKERS + 2 * WAVE && (ROWS == 16 || ROWS == 32), "two warpgroups, a loader and a closer");
+static_assert(THREADS == WORKERS + WAVE && (ROWS == 16 || ROWS == 32), "two warpgroups and a loader");
 static_assert(bytes_of(KV_DTYPE) == 2, "products of 16 bits");
 
 // A row's maximum begins at 0 and is raised, to the highest logit so far, only when a logit exceeds it by RAISE_ABOVE (powers of two)
@@ -38,11 +37,12 @@ constexpr int QUERY_AT = TILES_BYTES;
 constexpr int EXCHANGE_AT = QUERY_AT + UNITS * QUERY_UNIT_BYTES;
 constexpr int WEIGHTS_AT = EXCHANGE_AT + WORKERS * LOGITS * 4;
 constexpr int HIGHEST_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
+constexpr int LENGTHS_AT = HIGHEST_AT;  // at first
 constexpr int MAXIMA_AT = HIGHEST_AT + GROUP_WARPS * ROWS * 4;
 constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
 constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
-constexpr int ASKED_AT = BARRIERS_AT + TILES_BARRIERS_BYTES;  // a barrier: all warps have asked for their queries
-constexpr int SHARED_BYTES = ASKED_AT + 8;
+constexpr int SIGNALS_AT = BARRIERS_AT + TILES_BARRIERS_BYTES;
+constexpr int SHARED_BYTES = SIGNALS_AT + 3 * 8;
 constexpr int RESULT_STRIDE = KV_LORA_RANK * 2 + 16;
 static_assert(ROWS * RESULT_STRIDE <= WEIGHTS_AT - QUERY_AT, "results pass through the place of queries and logits");
 #ifdef SPLIT_SHARED_BYTES
@@ -74,17 +74,32 @@ struct Queries {
     }
 };
 
+/// What the groups tell the loader, and it them.
+struct Signals {
+    uint32 at;
+
+    DEVICE uint32 queries() const { return at; }         // they are asked for
+    DEVICE uint32 summands() const { return at + 8; }    // lanes have told their sums
+    DEVICE uint32 factors() const { return at + 16; }    // the loader has told what rows are multiplied by
+
+    DEVICE void init() const {
+        barrier_init(queries(), GROUPS * GROUP_WARPS);
+        barrier_init(summands(), GROUPS * GROUP_WARPS);
+        barrier_init(factors(), 1);
+    }
+};
+
+/// By all lanes of a warp: what they have done before is to be seen by those that wait.
+DEVICE void signal(uint32 barrier) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
 
-/// Barriers by name.
-enum Meeting {
-    BOTH = 1,  // warpgroups
-    VOTE,      // with the loader: whether the block begins again
-    SUMMANDS,  // with the closer: lanes have told their sums
-    FACTORS,   // likewise: what rows are to be multiplied by
-};
-constexpr int WITH_ONE_WARP = WORKERS + WAVE;
+/// Barriers by name: of all threads, whether the block begins again; of both warpgroups.
+enum Meeting { ALL = 1, BOTH = 2 };
 DEVICE void workers_barrier() { named_barrier(BOTH, WORKERS); }
 
 /// Begins the group's part of the tile's logits, every second pair of the depth's steps, as the tile comes in.
@@ -236,13 +251,13 @@ struct Softmax {
     }
 };
 
-/// The closer adds up the weights of each row: what results are to be multiplied by, and the LSE. A result is divided by the sum of
+/// Adds up the weights of each row, by one warp: what results are to be multiplied by, and the LSE. A result is divided by the sum of
 /// the weights as they were rounded, so that the one of a lone token is exact.
 DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_row, const Summands SHARED* summands,
-                        const float SHARED* maxima, float SHARED* factors) {
+                        const float SHARED* maxima, float SHARED* factors, Signals signals) {
     constexpr int SHARES = WAVE / ROWS;  // lanes of a row
     int row = lane_index() % ROWS;
-    named_barrier(SUMMANDS, WITH_ONE_WARP);
+    barrier_wait(signals.summands(), 0);
     float sum = 0.0f, rounded = 0.0f;
     UNROLL for (int i = 0; i < SUMMANDS_OF_ROW / SHARES; i++) {
         Summand more = summands[row].of[((i + row) * SHARES + lane_index() / ROWS) % SUMMANDS_OF_ROW];
@@ -254,7 +269,7 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
         rounded += shuffle_xor(rounded, mask);
     }
     factors[row] = result_scale(p, rounded, piece.slot);
-    named_barrier(FACTORS, WITH_ONE_WARP);
+    signal(signals.factors());
     // Emptiness is a sum of zero: a NaN must show.
     float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maxima[row] + log2(sum)) * LN_2;
     if (lane_index() >= ROWS) return;
@@ -310,7 +325,7 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
 /// by `stale` lengths or pages, as some thread says by `changed`.
 template <bool stale>
 DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool changed, int parity,
-                   unsigned char SHARED* shared, const Tiles& tiles) {
+                   unsigned char SHARED* shared, const Tiles& tiles, Signals signals) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
     int first_unit = group == 0 ? 0 : GROUP_UNITS;
@@ -339,7 +354,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         bool first = token == piece.begin;
         if (!stale || !first) {
             workers_barrier();
-        } else if (named_barrier_any(VOTE, WITH_ONE_WARP, changed)) {
+        } else if (named_barrier_any(ALL, THREADS, changed)) {
             return false;
         }
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
@@ -370,7 +385,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         if (last) {
             softmax.tell((Summands SHARED*)(shared + EXCHANGE_AT) + group * GROUP_ROWS,
                          (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS, warp);
-            named_barrier(SUMMANDS, WITH_ONE_WARP);
+            signal(signals.summands());
         }
         multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
         if (last) break;
@@ -379,7 +394,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         slot = slot + 1 < SLOTS ? slot + 1 : 0;
         parity ^= slot == 0;
     }
-    named_barrier(FACTORS, WITH_ONE_WARP);
+    barrier_wait(signals.factors(), 0);
     float scale[LANE_ROWS];
     UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(i)];
     products_wait<0>();
@@ -389,87 +404,62 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
     return true;
 }
 
-/// Where the lengths that a warp goes by are told, and what they said.
-struct Lengths {
-    const int GLOBAL* at;
-    int length;
-
-    /// Of lanes that go by the same length one asks for all.
-    DEVICE Lengths(const DecodeParams& p) : at(few_length(p)), length(from_lane(now(), lane_index() & (few_width(p) - 1))) {}
-    DEVICE int now() const { return at ? load_now(at) : 0; }
-};
-
-/// A block's piece and rows, as a warp finds them.
-struct Share {
-    OwnPiece piece;
-    int first_row;
-
-    DEVICE Share(const DecodeParams& p, const Lengths& lengths) {
-        int row_blocks = divide_up(group_rows(p), ROWS);
-        int item = quotient(block_index(), row_blocks);
-        first_row = (block_index() - item * row_blocks) * ROWS;
-        piece = own_piece(p, few_tokens(p, lengths.length), item);
-    }
-    DEVICE bool empty() const { return piece.begin >= piece.end; }
-};
-
-/// The loader and the warpgroups: the block's piece. What was written before this kernel may be `stale` at first, until it has waited;
-/// false if it was.
+/// The block's piece. What was written before this kernel may be `stale` at first, until it has waited; false if it was.
 template <bool stale>
 DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles) {
     int group = warpgroup_index();
+    bool loads = group == GROUPS;
+    Signals signals = {tiles.base + SIGNALS_AT};
     int parity = !stale;
-    uint32 asked = tiles.base + ASKED_AT;
-    Lengths lengths(p);
-    Share share(p, lengths);
-    if (group == GROUPS) {
-        int early = smaller(divide_up(share.piece.end - share.piece.begin, TILE_TOKENS), SLOTS);
+    int block = unhoisted(block_index());
+    int row_blocks = divide_up(group_rows(p), ROWS);
+    int item = quotient(block, row_blocks);
+    int first_row = (block - item * row_blocks) * ROWS;
+    const int GLOBAL* length_at = few_length(p);
+    // A warpgroup's warps must agree whether they have a piece, also while lengths change.
+    int length = stale ? ((const int SHARED*)(shared + LENGTHS_AT))[lane_index() & (few_width(p) - 1)] : length_at ? load_now(length_at) : 0;
+    OwnPiece piece = own_piece(p, few_tokens(p, length), item);
+    int early = smaller(divide_up(piece.end - piece.begin, TILE_TOKENS), SLOTS);
+    if (loads) {
         Loader loader;
-        loader.turn(p, share.piece, share.piece.begin);
+        loader.turn(p, piece, piece.begin);
         if (stale) {
             loader.fetch(early, latent, rope);
             grid_dependency_wait();
             grid_dependency_launch();
         }
         // Queries first: what is asked for after tiles waits behind them.
-        barrier_wait(asked, parity);
+        barrier_wait(signals.queries(), parity);
         NO_UNROLL for (int tile = 0; tile < early; tile++) loader.copy(tile, latent, rope, tiles, tile);
         if (stale) {
             tiles.skip(early);
-            bool changed = lengths.now() != lengths.length || loader.page_now() != loader.page;
-            if (named_barrier_any(VOTE, WITH_ONE_WARP, changed)) return false;
+            bool changed = length_at && load_now(length_at) != length;
+            changed |= loader.page_now() != loader.page;
+            if (named_barrier_any(ALL, THREADS, changed)) return false;
         }
-        if (!share.empty()) loader.run(p, share.piece, latent, rope, tiles);
+        if (piece.begin >= piece.end) return true;
+        loader.run(p, piece, latent, rope, tiles);
+        finish_rows(p, piece, first_row, (const Summands SHARED*)(shared + EXCHANGE_AT), (const float SHARED*)(shared + MAXIMA_AT),
+                    (float SHARED*)(shared + FACTOR_AT), signals);
         return true;
     }
     Queries queries;
     Softmax softmax;
-    queries.find(p, share.piece, share.first_row);
-    softmax.start(p, share.piece, share.first_row + group * GROUP_ROWS);
+    queries.find(p, piece, first_row);
+    softmax.start(p, piece, first_row + group * GROUP_ROWS);
     if (stale) {
         grid_dependency_wait();
         grid_dependency_launch();
     }
-    if (!share.empty()) queries.copy(shared + QUERY_AT);
-    warp_barrier();
-    if (lane_index() == 0) barrier_arrive(asked);
-    bool changed = stale && lengths.now() != lengths.length;
+    if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
+    signal(signals.queries());
+    bool changed = stale && length_at && load_now(length_at) != length;
+    if (piece.begin >= piece.end) return !stale || !named_barrier_any(ALL, THREADS, changed);
     copy_wait<0>();
     publish_to_async();
     workers_barrier();
-    if (share.empty()) return !stale || !named_barrier_any(VOTE, WITH_ONE_WARP, changed);
     // Knowing that there are two groups also keeps operands in those registers.
-    return attend<stale>(p, share.piece, share.first_row, group & 1, softmax, changed, parity, shared, tiles);
-}
-
-/// The closer. It has time to wait before it looks for the piece.
-DEVICE void close(const DecodeParams& p, unsigned char SHARED* shared) {
-    grid_dependency_wait();
-    grid_dependency_launch();
-    Share share(p, Lengths(p));
-    if (share.empty()) return;
-    finish_rows(p, share.piece, share.first_row, (const Summands SHARED*)(shared + EXCHANGE_AT), (const float SHARED*)(shared + MAXIMA_AT),
-                (float SHARED*)(shared + FACTOR_AT));
+    return attend<stale>(p, piece, first_row, group & 1, softmax, changed, parity, shared, tiles, signals);
 }
 
 KERNEL_ONE_BLOCK(THREADS)
@@ -477,19 +467,19 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    if (thread_index() == 0) {
+    if (thread_index() < WAVE) {
+        const int GLOBAL* length_at = few_length(p);
+        ((int SHARED*)(shared + LENGTHS_AT))[thread_index()] = length_at ? load_now(length_at) : 0;
+    }
+    if (thread_index() == WAVE) {
         tiles.init(GROUPS * GROUP_WARPS);
-        barrier_init(tiles.base + ASKED_AT, GROUPS * GROUP_WARPS);
+        Signals{tiles.base + SIGNALS_AT}.init();
         barrier_publish_init();
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
     barrier();
-    if (wave_first(wave_index()) == WORKERS / WAVE + 1) {
-        close(p, shared);
-        return;
-    }
     if (work<true>(p, latent, rope, shared, tiles)) return;
-    tiles.await(0);  // also by those that have not looked at every slot: they could take this phase for one further on
+    tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
     work<false>(p, latent, rope, shared, tiles);
 }
