@@ -10,6 +10,10 @@ constexpr int HALF_UNITS = LATENT_UNITS / 2;
 constexpr int HALF_BYTES = HALF_UNITS * UNIT_BYTES;
 static_assert(TILE_TOKENS == 64 && KV_LORA_RANK == 512 && (ROPE_DIM == 64 || ROPE_DIM == 0), "units of 64 x 64");
 
+/// A cache of 8-bit floats, which become f16 on the way to the products.
+constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
+static_assert(!FP8 || KV_DTYPE == FP8_E4M3, "the device's own 8-bit floats");
+
 constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
 constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
 
@@ -99,7 +103,7 @@ DEVICE Place<count> place_of(int n) {
 /// The tiles in shared memory: a ring of half tiles, and one of rotary units. Every unit of columns has a barrier that ends a phase
 /// when it has come, every half and every rotary unit one that does when its readers are done with it. Rotary units of even and of
 /// odd tiles have barriers of their own also where they share a place: who waits for one need not have seen the one before.
-constexpr int HALVES = 2 * STAGES - 1;
+constexpr int HALVES = 2 * STAGES - !FP8;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
 constexpr int ROTARIES = FORM == 1 ? 1 : STAGES - 1;
 constexpr int RING_BYTES = ROTARY_AT + ROTARIES * UNIT_BYTES;
@@ -117,11 +121,15 @@ struct Ring {
     DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
     DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
 
-    /// To be called by one thread, with how many warps read a half and a rotary unit.
-    DEVICE void init(int half_readers, int rotary_readers) const {
-        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, 1);
+    /// The parity of the phase of a half's `empty` to wait for before a filling: form 1 keeps the last two places at first, which
+    /// puts their phases one ahead.
+    DEVICE int parity_of_room(const HalfPlace& half) const { return half.parity ^ !(FORM == 1 && half.index >= HALVES - 2); }
+
+    /// To be called by one thread, with how many warps read a half and a rotary unit, and how many fill a unit.
+    DEVICE void init(int half_readers, int rotary_readers, int writers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, writers);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), 1);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), writers);
         for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
@@ -152,10 +160,16 @@ struct Box {
     }
 };
 
+/// This warp is done with a place of the ring.
+DEVICE void release(uint32 barrier) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
 /// The loader: one warp keeps the ring filled.
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
                        const Ring& ring) {
-    HalfPlace half = {0, 1};
+    HalfPlace half = {0, 0};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
     Box box;
@@ -173,8 +187,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
             uint32 full = ring.half_full(half.index);
-            // Form 1 keeps the last two places at first, which puts their phases one ahead.
-            barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
+            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
             if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);

@@ -64,6 +64,13 @@ DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition)
 /// Makes this thread's ordinary stores to shared memory visible to matrix products and bulk copies.
 DEVICE void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// The larger of two pairs of 16-bit integers, each.
+DEVICE uint32 larger_pair(uint32 a, uint32 b) {
+    uint32 larger;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 // ---- barriers in shared memory: eight bytes, a phase that ends when all arrivals and bytes have come ----
 
 DEVICE void barrier_init(uint32 at, int arrivals) {

@@ -30,10 +30,13 @@ pub(super) const KEYS_FORM: u32 = 2;
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
-/// Tiles in flight of the rows form.
+/// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
+const STAGES_FP8: u32 = 2;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.
 const STAGED_UNITS: u32 = 6;
+/// Units of bytes that wait to be widened.
+const STAGING_UNITS: u32 = 4;
 
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
@@ -47,7 +50,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 && !base.kv_dtype.is_fp8() {
+    if rows > 32 || (rows > 16 && base.kv_dtype.is_fp8()) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
         return (!few).then(|| rows_variant(base));
     }
@@ -62,7 +65,8 @@ fn serves(base: &Variant) -> bool {
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
+    let stages = if base.kv_dtype.is_fp8() { STAGES_FP8 } else { STAGES };
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: ROWS_FORM, ..base }
 }
 
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
@@ -78,18 +82,21 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     if arch != "sm_90a" || !serves(&base) {
         return Vec::new();
     }
-    let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
-    rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows))).collect()
+    let keys = [16, 32].into_iter().filter(|&rows| rows == 16 || !base.kv_dtype.is_fp8());
+    std::iter::once(rows_variant(base)).chain(keys.map(|rows| keys_variant(base, rows))).collect()
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows: rows, stages, .. } = *variant;
     if variant.form == ROWS_FORM {
-        let halves = 2 * stages - 1;
+        let fp8 = variant.kv_dtype.is_fp8();
+        let halves = 2 * stages - u32::from(!fp8);
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
+        // Units, their barriers and a flag; what is told of two sides' queries.
+        let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + 2 * 8) + 8 + 2 * rows * 4 } else { 0 };
         // Queries, weights, what 128 lanes hand on, two slots and two barriers.
-        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
+        return ring + staging + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
