@@ -32,8 +32,8 @@ constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
 constexpr int SLOT_AT = STATE_AT + SIDE_THREADS * 16;
 constexpr int BARRIERS_AT = SLOT_AT + 2 * 8;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
-constexpr int STAGING_BARRIERS_AT = READY_AT + 2 * 8;
-constexpr int LARGEST_AT = STAGING_BARRIERS_AT + STAGING_WORDS_BYTES;
+constexpr int STAGING_STATE_AT = READY_AT + 2 * 8;
+constexpr int LARGEST_AT = STAGING_STATE_AT + STAGING_STATE_BYTES;
 constexpr int SHARED_BYTES = LARGEST_AT + (FP8 ? 2 * ROWS * 4 : 0);
 static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
 #ifdef SPLIT_SHARED_BYTES
@@ -493,12 +493,12 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    Staging staging = {ring.base + STAGING_AT, ring.base + STAGING_BARRIERS_AT};
+    Staging staging = {shared + STAGING_AT, shared + STAGING_STATE_AT};
     if (thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
-        ring.init(SIDE_WARPS, SIDE_WARPS, FP8 ? CONVERTERS : 1);
-        if constexpr (FP8) staging.init(shared);
+        ring.init(SIDE_WARPS, SIDE_WARPS);
+        if constexpr (FP8) staging.init();
         for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
         barrier_publish_init();
     }

@@ -125,11 +125,11 @@ struct Ring {
     /// puts their phases one ahead.
     DEVICE int parity_of_room(const HalfPlace& half) const { return half.parity ^ !(FORM == 1 && half.index >= HALVES - 2); }
 
-    /// To be called by one thread, with how many warps read a half and a rotary unit, and how many fill a unit.
-    DEVICE void init(int half_readers, int rotary_readers, int writers) const {
-        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, writers);
+    /// To be called by one thread, with how many warps read a half and a rotary unit.
+    DEVICE void init(int half_readers, int rotary_readers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, 1);
         for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
-        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), writers);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), 1);
         for (int i = 0; i < ROTARIES; i++) barrier_init(rotary_empty(i), rotary_readers);
     }
 };
@@ -148,6 +148,11 @@ struct Box {
             page = table[token / p.page_size];
         }
         entry = token % p.page_size;
+    }
+
+    /// Asks for this lane's rows of a unit of columns.
+    DEVICE void fetch(const TensorMap& map, int column) const {
+        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
     }
 
     /// Copies this lane's rows of `count` units of columns.

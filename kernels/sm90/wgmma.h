@@ -109,6 +109,12 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         : "memory");
 }
 
+/// Asks for such a box, to be near when it is copied.
+DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
+                 : "memory");
+}
+
 // ---- matrix products ----
 
 /// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes. It begins `offset` bytes

@@ -35,8 +35,9 @@ const STAGES: u32 = 3;
 const STAGES_FP8: u32 = 2;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.
 const STAGED_UNITS: u32 = 6;
-/// Units of bytes that wait to be widened.
+/// Units of bytes that wait to be widened, and the warps that widen them.
 const STAGING_UNITS: u32 = 4;
+const CONVERTERS: u32 = 3;
 
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
@@ -93,8 +94,8 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
         let fp8 = variant.kv_dtype.is_fp8();
         let halves = 2 * stages - u32::from(!fp8);
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
-        // Units, their barriers and a flag; what is told of two sides' queries.
-        let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + 2 * 8) + 8 + 2 * rows * 4 } else { 0 };
+        // Units, their barriers and a count; what is told of two sides' queries.
+        let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + (CONVERTERS + 1) * 8) + 8 + 2 * rows * 4 } else { 0 };
         // Queries, weights, what 128 lanes hand on, two slots and two barriers.
         return ring + staging + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 8;
     }
@@ -135,7 +136,7 @@ mod tests {
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
-        assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
+        assert_eq!(quantised, [(KEYS_FORM, 16), (ROWS_FORM, 64), (ROWS_FORM, 64)].map(Some));
         let refused = [
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
