@@ -51,7 +51,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
         return None;
     }
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 || (rows > 16 && base.kv_dtype.is_fp8()) {
+    if rows > 32 {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
         return (!few).then(|| rows_variant(base));
     }
@@ -83,8 +83,7 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     if arch != "sm_90a" || !serves(&base) {
         return Vec::new();
     }
-    let keys = [16, 32].into_iter().filter(|&rows| rows == 16 || !base.kv_dtype.is_fp8());
-    std::iter::once(rows_variant(base)).chain(keys.map(|rows| keys_variant(base, rows))).collect()
+    vec![rows_variant(base), keys_variant(base, 16), keys_variant(base, 32)]
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -136,7 +135,7 @@ mod tests {
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
-        assert_eq!(quantised, [(KEYS_FORM, 16), (ROWS_FORM, 64), (ROWS_FORM, 64)].map(Some));
+        assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (ROWS_FORM, 64)].map(Some));
         let refused = [
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
@@ -145,7 +144,8 @@ mod tests {
             split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, fp8, "sm_90a"),
+            split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];
