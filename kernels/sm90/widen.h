@@ -68,15 +68,13 @@ DEVICE void stage_tiles(const DecodeParams& p, const Part& part, Cursor at, cons
     }
 }
 
-/// A converter: every CONVERTERSth staged unit from the `turn`th on, in four passes of eight columns a lane. It has few registers:
-/// those that a store reads are free again late, so loads are short and come one ahead.
+/// A converter: every CONVERTERSth staged unit from the `turn`th on. It has few registers, so a lane's number is read from where its
+/// first columns go.
 DEVICE void widen_tiles(int turn, unsigned char SHARED* shared, const Staging& staging, const Ring& ring) {
-    constexpr int AHEAD = 1;
     int lane = lane_index();
     int row = lane / 8 ^ lane / 4 % 2 * 5;
-    int odd = lane / 8 % 2;  // takes the second half of its columns first: sixteen lanes load at a time
-    int bytes_at = row * 128 + (lane % 4 ^ row) * 16 + odd * 8;
-    int columns_at = row * 128 + ((lane % 4 * 2 + odd) ^ row) * 16;
+    int bytes_at = row * 128 + (lane % 4 ^ row) * 16;
+    int columns_at = row * 128 + (lane % 4 * 2 ^ row) * 16;
     int tile = 0;
     int i = turn;  // staged unit of the tile
     NO_UNROLL for (int n = turn;; n += CONVERTERS) {
@@ -88,26 +86,32 @@ DEVICE void widen_tiles(int turn, unsigned char SHARED* shared, const Staging& s
         int to = rotary ? ROTARY_AT : half.index * HALF_BYTES + column % 2 * 2 * UNIT_BYTES;
         uint32 full = rotary ? ring.rotary_full(tile & 1) : ring.half_full(half.index) + column % 2 * 16;
         barrier_wait(rotary ? ring.rotary_empty(0) : ring.half_empty(half.index), rotary ? tile & 1 ^ 1 : ring.parity_of_room(half));
-        NO_UNROLL for (int pass = 0; pass < (rotary ? 2 : 4); pass++) {
-            const unsigned char SHARED* from =
-                staging.units + n % STAGING_UNITS * UNIT_BYTES + unhoisted(bytes_at ^ (pass / 2 * 64 + pass % 2 * 8));
-            unsigned char SHARED* into = shared + to + pass / 2 * UNIT_BYTES + unhoisted(columns_at ^ pass % 2 * 16);
-            Word2 words[AHEAD + 1];
-            auto load = [&](int block) { words[block % (AHEAD + 1)] = *(const Word2 SHARED*)(from + block * BLOCK_BYTES); };
-            UNROLL for (int block = 0; block < AHEAD; block++) load(block);
-            UNROLL for (int block = 0; block < TILE_TOKENS / BLOCK_TOKENS; block++) {
-                if (block + AHEAD < TILE_TOKENS / BLOCK_TOKENS) load(block + AHEAD);
+        NO_UNROLL for (int second = 0; second < 2 - rotary; second++) {
+            const unsigned char SHARED* bytes = staging.units + n % STAGING_UNITS * UNIT_BYTES + unhoisted(bytes_at ^ second * 64);
+            int at = unhoisted(columns_at);
+            to += second * UNIT_BYTES;
+            unsigned char SHARED* low = shared + to + at;
+            unsigned char SHARED* high = shared + to + (at ^ 16);
+            Word4 words[2];
+            words[0] = *(const Word4 SHARED*)bytes;
+            UNROLL for (int block = 0; block < UNIT_BYTES; block += BLOCK_BYTES) {
+                const Word4& word = words[block / BLOCK_BYTES % 2];
+                if (block + BLOCK_BYTES < UNIT_BYTES) {
+                    words[block / BLOCK_BYTES % 2 ^ 1] = *(const Word4 SHARED*)(bytes + block + BLOCK_BYTES);
+                }
                 Word4 widened;
-                e4m3x4_to_f16(words[block % (AHEAD + 1)].x, widened.x, widened.y);
-                e4m3x4_to_f16(words[block % (AHEAD + 1)].y, widened.z, widened.w);
-                *(Word4 SHARED*)(into + block * BLOCK_BYTES) = widened;
+                e4m3x4_to_f16(word.x, widened.x, widened.y);
+                e4m3x4_to_f16(word.y, widened.z, widened.w);
+                *(Word4 SHARED*)(low + block) = widened;
+                e4m3x4_to_f16(word.z, widened.x, widened.y);
+                e4m3x4_to_f16(word.w, widened.z, widened.w);
+                *(Word4 SHARED*)(high + block) = widened;
             }
-            if (pass % 2 == 0) continue;
             publish_to_async();
             warp_barrier();
-            if (columns_at == 0) barrier_arrive(full + pass / 2 * 8);
+            if (at == 0) barrier_arrive(full + second * 8);
         }
-        if (columns_at == 0) barrier_arrive(staging.empty(n % STAGING_UNITS));
+        if (unhoisted(columns_at) == 0) barrier_arrive(staging.empty(n % STAGING_UNITS));
         i += CONVERTERS;
         if (i >= TILE_STAGED) {
             i -= TILE_STAGED;
