@@ -6,9 +6,6 @@
 // the lane's share becomes pair 4 j + c. Of values, a lane reads pairs of columns, whose first goes with the operand's rows 0 to 7
 // and whose second with rows 8 to 15: `d[4 j + e]` of a lane belongs to column lane / 4 * 2 + e / 2 of the warp's sixteen.
 
-constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
-static_assert(!FP8 || KV_DTYPE == FP8_E4M3, "the device's own 8-bit floats");
-
 /// What a lane reads for the operands of four products, of depth 64 together: two words for each.
 using Bytes = uint32[4][2];
 

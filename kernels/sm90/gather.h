@@ -73,7 +73,7 @@ struct Gather {
 /// The loader of the rows form, as `load_tiles`, where rows are gathered: a warpgroup, each of its warps at its own pace.
 DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
     Gather rows;
-    HalfPlace half = {0, 1};
+    HalfPlace half = {0, 0};
     rows.ask(p, at);
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
         rows.find(p, at);
@@ -85,7 +85,7 @@ DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, con
             arrive_with_copies(ring.rotary_full(odd));
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
-            barrier_wait(ring.half_empty(half.index), half.parity ^ (half.index >= HALVES - 2));
+            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
             rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
             arrive_with_copies(ring.half_full(half.index));
             half.advance();

@@ -10,6 +10,10 @@ constexpr int HALF_UNITS = LATENT_UNITS / 2;
 constexpr int HALF_BYTES = HALF_UNITS * UNIT_BYTES;
 static_assert(TILE_TOKENS == 64 && KV_LORA_RANK == 512 && (ROPE_DIM == 64 || ROPE_DIM == 0), "units of 64 x 64");
 
+/// A cache of 8-bit floats, which become f16 on the way to the products.
+constexpr bool FP8 = bytes_of(KV_DTYPE) == 1;
+static_assert(!FP8 || KV_DTYPE == FP8_E4M3, "the device's own 8-bit floats");
+
 constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
 constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
 
@@ -108,7 +112,7 @@ DEVICE Place<count> place_of(int n) {
 /// the sides of form 1 do: places are emptied and filled in order, and what was in the place of a side's tile before is of the tile
 /// two or three earlier, whose weights it has made or taken over; it waits for each rotary unit of its tiles, and takes over every
 /// tile of the other side.
-constexpr int HALVES = 2 * STAGES - 1;
+constexpr int HALVES = 2 * STAGES - !FP8;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
 constexpr int ROTARIES = FORM == 1 ? 1 : STAGES - 1;
 constexpr int RING_BYTES = ROTARY_AT + ROTARIES * UNIT_BYTES;
@@ -125,6 +129,10 @@ struct Ring {
     DEVICE uint32 half_empty(int index) const { return barriers + (HALVES * HALF_UNITS + index) * 8; }
     DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
     DEVICE uint32 rotary_empty(int index) const { return barriers + (HALVES * (HALF_UNITS + 1) + 2 + index) * 8; }
+
+    /// The parity of the phase of a half's `empty` to wait for before a filling: form 1 keeps the last two places at first, which
+    /// puts their phases one ahead.
+    DEVICE int parity_of_room(const HalfPlace& half) const { return half.parity ^ !(FORM == 1 && half.index >= HALVES - 2); }
 
     /// To be called by one thread, with how many warps read a half and a rotary unit, and how many arrivals fill a unit.
     DEVICE void init(int half_readers, int rotary_readers, int writers) const {
@@ -152,9 +160,18 @@ struct Box {
         entry = token % p.page_size;
     }
 
-    /// Forgets the pages from `end` on.
-    DEVICE void clip(int first, int end) {
-        if (first + lane_index() * rows >= end) page = -1;
+    /// Sees to it that these are of the part's first tile, now that lengths tell where that is.
+    DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at) {
+        if (at.seq != part.seq) {
+            if (at.more) look_up(p, at.seq, at.token, at.end);
+        } else if (at.token + lane_index() * rows >= at.end) {
+            page = -1;
+        }
+    }
+
+    /// Asks for this lane's rows of a unit of columns.
+    DEVICE void fetch(const TensorMap& map, int column) const {
+        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
     }
 
     /// Copies this lane's rows of `count` units of columns.
@@ -167,18 +184,20 @@ struct Box {
     }
 };
 
+/// This warp is done with a place of the ring.
+DEVICE void release(uint32 barrier) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
 /// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
 template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
                        Turn turn) {
     Box box(p, part);
     Cursor at(p, part);
-    if (at.seq == part.seq) {
-        box.clip(at.token, at.end);
-    } else if (at.more) {
-        box.look_up(p, at.seq, at.token, at.end);
-    }
-    HalfPlace half = {0, 1};
+    box.confirm(p, part, at);
+    HalfPlace half = {0, 0};
     TilePlace tile = {0, 1};
     int odd = 0;  // in form 1 the right half is done with first, and comes first
     NO_UNROLL while (at.more) {
@@ -194,8 +213,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ (FORM == 1 && odd)) * HALF_UNITS;
             uint32 full = ring.half_full(half.index);
-            // Form 1 keeps the last two places at first, which puts their phases one ahead.
-            barrier_wait(ring.half_empty(half.index), half.parity ^ (FORM == 1 && half.index >= HALVES - 2));
+            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
             if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
             box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);

@@ -74,6 +74,13 @@ DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition)
 /// Makes this thread's ordinary stores to shared memory visible to matrix products and bulk copies.
 DEVICE void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
+/// The larger of two pairs of 16-bit integers, each.
+DEVICE uint32 larger_pair(uint32 a, uint32 b) {
+    uint32 larger;
+    asm("max.u16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+}
+
 // ---- barriers in shared memory: eight bytes, a phase that ends when all arrivals and bytes have come ----
 
 DEVICE void barrier_init(uint32 at, int arrivals) {
@@ -123,9 +130,10 @@ DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int p
         : "memory");
 }
 
-/// Asks for the box at (column, row, page), to be near when it is copied.
+/// Asks for such a box, to be near when it is copied.
 DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(&map), "r"(column), "r"(row), "r"(page)
+                 : "memory");
 }
 
 // ---- matrix products ----

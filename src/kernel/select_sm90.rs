@@ -9,7 +9,8 @@
 //! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
 //! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 83.1 (110), B4 S131072 H32 154 (208) |
 //! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 144 (155), B64 S4096 79.9 (87), B64 S16384 278 (300), B16 S4096 28.9 (34.3), B4 S16384 28.1 (33.3) |
-//! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B128 S4096 H128 368 (728) |
+//! | over 32, of an fp8 cache | as of a 16-bit one | rows | stage 1 alone beside the keys form of another run with stage 2: B16 S16384 H64 76.9 (107), B128 S4096 H128 273 (390). Fewer tokens than 65,536 are not measured |
+//! | up to 32, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111) |
 //! | the others | | portable | B1 S65536 H16 keys of 16 rows 27.7 (35.7), but a single sequence may also be short, which is not measured |
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
@@ -31,10 +32,14 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
-/// Tiles in flight of the rows form.
+/// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
+const STAGES_FP8: u32 = 2;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.
 const STAGED_UNITS: u32 = 6;
+/// Units of bytes that wait to be widened, and the warps that widen them.
+const STAGING_UNITS: u32 = 4;
+const CONVERTERS: u32 = 3;
 
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
@@ -52,6 +57,11 @@ const MANY_TOKENS: usize = 65_536;
 const BOX_TOKENS: usize = 32;
 const BOX_TOKENS_FP8: usize = 16;
 
+/// Whether the rows form takes such a cache: the warps that would gather are those that widen 8 bits.
+fn serves_rows(base: &Variant) -> bool {
+    !(base.gather && base.kv_dtype.is_fp8())
+}
+
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     if arch != "sm_90a" || !serves(&base) || shape.portable {
@@ -61,7 +71,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     let gather = !shape.page_size.is_multiple_of(box_tokens);
     let base = Variant { gather, ..base };
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 && !base.kv_dtype.is_fp8() {
+    if rows > 32 && serves_rows(&base) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
         return (!few).then(|| rows_variant(base));
     }
@@ -76,7 +86,8 @@ fn serves(base: &Variant) -> bool {
 }
 
 fn rows_variant(base: Variant) -> Variant {
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
+    let stages = if base.kv_dtype.is_fp8() { STAGES_FP8 } else { STAGES };
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: ROWS_FORM, ..base }
 }
 
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
@@ -94,7 +105,7 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     }
     let of_source = |gather| {
         let base = Variant { gather, ..base };
-        let rows = (!base.kv_dtype.is_fp8()).then(|| rows_variant(base));
+        let rows = serves_rows(&base).then(|| rows_variant(base));
         rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
     };
     [false, true].into_iter().flat_map(of_source).collect()
@@ -104,10 +115,13 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows: rows, stages, .. } = *variant;
     if variant.form == ROWS_FORM {
-        let halves = 2 * stages - 1;
+        let fp8 = variant.kv_dtype.is_fp8();
+        let halves = 2 * stages - u32::from(!fp8);
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
+        // Units, their barriers and a count; what is told of two sides' queries.
+        let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + (CONVERTERS + 1) * 8) + 8 + 2 * rows * 4 } else { 0 };
         // Queries, weights, what 128 lanes hand on, two pieces of each side and two barriers.
-        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
+        return ring + staging + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
@@ -154,7 +168,7 @@ mod tests {
         let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
         assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
-        assert_eq!(quantised, [16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
+        assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (ROWS_FORM, 64)].map(Some));
         let refused = [
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),
@@ -162,7 +176,8 @@ mod tests {
             split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, fp8, "sm_90a"),
+            split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
         ];

@@ -99,6 +99,7 @@ const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
+const SM90_WIDEN: SourceFile = embed!("kernels/sm90/widen.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
 const SM90_FEW_TILES: SourceFile = embed!("kernels/sm90/few_tiles.h");
@@ -117,7 +118,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[PLAN],
         Entry::DecodeSplit => match variant.form {
-            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_SPLIT_ROWS],
+            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_FP8, SM90_WIDEN, SM90_SPLIT_ROWS],
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],
