@@ -6,9 +6,11 @@
 // have the four shares of tokens r and r ^ 5, which lie in all banks both as bytes and as f16.
 
 constexpr int STAGING_UNITS = 4;
+constexpr int PAIR = 2;  // units of the ring that a staged one makes
+constexpr int HALF_PAIRS = HALF_UNITS / PAIR;
 constexpr int CONVERTERS = 3;
 constexpr int ROTARY_STAGED = ROPE_DIM > 0;
-constexpr int TILE_STAGED = LATENT_UNITS / 2 + ROTARY_STAGED;  // staged units of a tile, rotary columns first
+constexpr int TILE_STAGED = 2 * HALF_PAIRS + ROTARY_STAGED;  // staged units of a tile, rotary columns first
 constexpr int STAGING_AT = RING_BYTES;
 constexpr int STAGING_BYTES = FP8 ? STAGING_UNITS * UNIT_BYTES : 0;
 // A converter that waits for a unit need not have seen the one before it in the same place come: it has a barrier of its own for that.
@@ -34,7 +36,7 @@ struct Staging {
     }
 };
 
-/// The warp that keeps the staging filled, in the order in which tiles are wanted: rotary columns, then the half of the tile's
+/// The warp that keeps the staging filled, in the order in which units are wanted: rotary columns, then the half of the tile's
 /// own side. What the next tile needs is asked for a tile ahead, to be near.
 DEVICE void stage_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope,
                         const Staging& staging) {
@@ -48,17 +50,17 @@ DEVICE void stage_tiles(const DecodeParams& p, const Part& part, const TensorMap
         Box box = next;
         at.advance(p, part);
         next.look_up(p, at.seq, at.token, at.more ? at.end : 0);
-        NO_UNROLL for (int i = -ROTARY_STAGED; i < LATENT_UNITS / 2; i++) {
+        NO_UNROLL for (int i = -ROTARY_STAGED; i < 2 * HALF_PAIRS; i++) {
             const TensorMap& map = i < 0 ? rope : latent;
             uint32 full = staging.full(count % STAGED_BARRIERS);
             wait();
             if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
-            box.copy(map, i < 0 ? 0 : (i ^ own) * 2, staging.unit(count % STAGING_UNITS), 1, full);
-            next.fetch(map, i < 0 ? 0 : i * 2);
+            box.copy(map, i < 0 ? 0 : (i ^ own) * PAIR, staging.unit(count % STAGING_UNITS), 1, full);
+            next.fetch(map, i < 0 ? 0 : i * PAIR);
             count++;
         }
-        own ^= HALF_UNITS / 2;
+        own ^= HALF_PAIRS;
     }
     if (lane_index() == 0) staging.count() = count;
     // Every converter waits for one more.
@@ -82,12 +84,12 @@ DEVICE void widen_tiles(int turn, unsigned char SHARED* shared, const Staging& s
         barrier_wait(staging.full(n % STAGED_BARRIERS), n / STAGED_BARRIERS & 1);
         if (warp_any(n >= staging.count())) return;
         bool rotary = i < ROTARY_STAGED;
-        int column = i - ROTARY_STAGED;
-        HalfPlace half = place_of<HALVES>(2 * tile + (rotary ? 0 : column / 2));
-        int to = rotary ? ROTARY_AT : half.index * HALF_BYTES + column % 2 * 2 * UNIT_BYTES;
-        uint32 full = rotary ? ring.rotary_full(tile & 1) : ring.half_full(half.index) + column % 2 * 16;
+        int pair = i - ROTARY_STAGED;
+        HalfPlace half = place_of<HALVES>(2 * tile + (rotary ? 0 : pair / HALF_PAIRS));
+        int to = rotary ? ROTARY_AT : half.index * HALF_BYTES + pair % HALF_PAIRS * PAIR * UNIT_BYTES;
+        uint32 full = rotary ? ring.rotary_full(tile & 1) : ring.half_full(half.index) + pair % HALF_PAIRS * PAIR * 8;
         barrier_wait(rotary ? ring.rotary_empty(0) : ring.half_empty(half.index), rotary ? tile & 1 ^ 1 : ring.parity_of_room(half));
-        NO_UNROLL for (int second = 0; second < 2 - rotary; second++) {
+        NO_UNROLL for (int second = 0; second < PAIR - rotary; second++) {
             const unsigned char SHARED* bytes = staging.units + n % STAGING_UNITS * UNIT_BYTES + unhoisted(bytes_at ^ second * 64);
             int at = unhoisted(columns_at);
             to += second * UNIT_BYTES;
@@ -120,11 +122,11 @@ DEVICE void widen_tiles(int turn, unsigned char SHARED* shared, const Staging& s
         }
     }
 }
-static_assert(CONVERTERS < LATENT_UNITS / 2, "a converter's units lie in this tile or the next");
+static_assert(CONVERTERS <= TILE_STAGED, "a converter's units lie in this tile or the next");
 
 /// The loader's warpgroup.
-DEVICE void load_widened(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared,
-                         const Staging& staging, const Ring& ring) {
+DEVICE void load_widened(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope,
+                         unsigned char SHARED* shared, const Staging& staging, const Ring& ring) {
     int warp = warp_of_group();
     if (warp == 0) {
         stage_tiles(p, part, latent, rope, staging);
