@@ -1,17 +1,16 @@
 //! Hopper's forms of stage 1 (`kernels/sm90/`): which problems they serve, and what they take.
 //!
 //! Measured on one H200 (`benches/results/hopper-h200.md`), stage 2 included, beside the portable form that would serve the
-//! problem: in the same run where nothing else is said, but for the rows form, which was measured anew since. Tokens are sequences
-//! times the longest that is captured, which says nothing of their lengths later: a form is chosen where it wins by lengths below
-//! the longest too.
+//! problem, which was measured in an earlier run. Tokens are sequences times the longest that is captured, which says nothing of
+//! their lengths later: a form is chosen where it wins by lengths below the longest too.
 //!
 //! | rows of a group | sequences, tokens | form | measured, µs, beside the portable form's |
 //! |---|---|---|---|
 //! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
-//! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 89 to 91 (110), B4 S131072 H32 154 (208) |
-//! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 147 to 150 (155), B64 S4096 84 to 85 (87), B64 S16384 284 (300), B16 S4096 31.9 (34.3), B4 S16384 30.9 (33.3) |
-//! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 98 (203 in another run), B64 S4096 H16 62 (111), B128 S4096 H128 390 (728) |
-//! | the others | | portable | B1 S65536 H16 keys of 16 rows 29.8 (35.7), but a single sequence may also be short, which is not measured |
+//! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 83.1 (110), B4 S131072 H32 154 (208) |
+//! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 144 (155), B64 S4096 79.9 (87), B64 S16384 278 (300), B16 S4096 28.9 (34.3), B4 S16384 28.1 (33.3) |
+//! | any, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B128 S4096 H128 368 (728) |
+//! | the others | | portable | B1 S65536 H16 keys of 16 rows 27.7 (35.7), but a single sequence may also be short, which is not measured |
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
 //!
