@@ -247,7 +247,11 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
         }
         next_stage();
     };
-    auto turn = [&] { barrier_any(false); };
+    int odd = 0;
+    auto turn = [&] {
+        meet_half(half, odd);
+        odd ^= 1;
+    };
 
     load_half_queries(p, queries, at.seq, first_row);
     copy_commit();
@@ -301,7 +305,8 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
             copy_commit();
             copy_wait<0>();
         }
-        bool rescales = barrier_any(factor != 1.0f);
+        bool rescales = half_any(half, factor != 1.0f);
+        turn();
 
         // The turn of the products. Past the last tile there are logits of nothing, which nobody reads: a condition here would
         // keep operands from being loaded beside products.

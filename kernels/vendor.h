@@ -50,6 +50,25 @@ DEVICE void barrier() { __syncthreads(); }
 /// Waits likewise; whether any thread says so, the same answer in all.
 DEVICE bool barrier_any(bool condition) { return __syncthreads_or(condition) != 0; }
 
+/// For a block in two halves: waits for the threads of this half; whether any of them says so.
+DEVICE bool half_any(int half, bool condition) {
+    int any;
+    asm volatile(
+        "{\n.reg .pred in, out;\nsetp.ne.b32 in, %3, 0;\nbarrier.cta.red.or.pred.aligned out, %1, %2, in;\n"
+        "selp.b32 %0, 1, 0, out;\n}"
+        : "=r"(any)
+        : "r"(1 + half), "n"(THREADS / 2), "r"((int)condition)
+        : "memory");
+    return any != 0;
+}
+
+/// Likewise: waits for the other half to call, wherever in the code it does. Calls count alternately as even and odd: a half that
+/// calls again must not be taken for the other.
+DEVICE void meet_half(int half, int odd) {
+    asm volatile("barrier.arrive.aligned %0, %1;" ::"r"(3 + 2 * odd + half), "n"(THREADS) : "memory");
+    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(4 + 2 * odd - half), "n"(THREADS) : "memory");
+}
+
 /// Waits for the lanes of the wave; what they stored before, all of them see.
 DEVICE void wave_barrier() { __syncwarp(); }
 

@@ -19,8 +19,13 @@ const MAJORS: [i32; 2] = [13, 12];
 /// Architecture of the portable code made for GPUs that the compiler is too old to know.
 const PORTABLE: &str = "compute_80";
 
+/// The version from which on NVRTC keeps results in the driver's cache. It says nothing of a kernel that it finds there, neither what
+/// the kernel takes nor that its products are serialised, so it is told not to: this crate has a cache of its own.
+const CACHES_FROM: (i32, i32) = (12, 9);
+
 /// ptxas notes that it has serialised asynchronous matrix instructions: such a kernel runs, at a fraction of its speed.
-const SERIALISED: [&str; 4] = ["C7508", "C7510", "C7511", "C7514"];
+const SERIALISED: [&str; 11] =
+    ["C7508", "C7510", "C7511", "C7512", "C7513", "C7514", "C7515", "C7516", "C7517", "C7518", "C7520"];
 
 function_table! {
     /// What is used of NVRTC.
@@ -48,6 +53,8 @@ pub(crate) struct Nvrtc {
     version: String,
     /// Compute capabilities that it makes native code for.
     capabilities: Vec<i32>,
+    /// Whether it keeps results by itself.
+    caches: bool,
 }
 
 /// The compiler, opened once per process and never closed.
@@ -152,7 +159,10 @@ impl Nvrtc {
         // SAFETY: the array has as many elements as the library said.
         let code = unsafe { (functions.nvrtcGetSupportedArchs)(capabilities.as_mut_ptr()) };
         match codes.into_iter().chain([code]).find(|&code| code != 0) {
-            None => Ok(Self { functions, version: format!("nvrtc {major}.{minor}"), capabilities }),
+            None => {
+                let caches = (major, minor) >= CACHES_FROM;
+                Ok(Self { functions, version: format!("nvrtc {major}.{minor}"), capabilities, caches })
+            }
             Some(code) => Err(format!("opened, but it answers with error {code}")),
         }
     }
@@ -214,8 +224,14 @@ impl Compiler for Nvrtc {
         let text = c_string(&source.text)?;
         let name = c_string(&format!("{}.cu", source.name))?;
         let arch_option = format!("--gpu-architecture={target}");
-        let options: Vec<CString> =
-            source.options.iter().map(String::as_str).chain([&*arch_option]).map(c_string).collect::<Result<_>>()?;
+        let options: Vec<CString> = (source
+            .options
+            .iter()
+            .map(String::as_str)
+            .chain([&*arch_option])
+            .chain(self.caches.then_some("--no-cache")))
+        .map(c_string)
+        .collect::<Result<_>>()?;
         let pointers: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
 
         let functions = &self.functions;

@@ -26,6 +26,8 @@ struct Posted {
     round: u64,
     // Threads that took the job and still work on it.
     busy: usize,
+    // Threads that wait for jobs, or did.
+    started: usize,
     stop: bool,
 }
 
@@ -72,6 +74,8 @@ impl Shared {
 
     fn serve(&self, thread: usize) {
         let mut seen = 0;
+        self.posted().started += 1;
+        self.done.notify_one();
         loop {
             let job = {
                 let mut posted = self.posted();
@@ -113,7 +117,7 @@ impl Pool {
     pub(super) fn new(threads: usize) -> Self {
         let threads = threads.max(1);
         let shared = Arc::new(Shared {
-            posted: Mutex::new(Posted { job: None, round: 0, busy: 0, stop: false }),
+            posted: Mutex::new(Posted { job: None, round: 0, busy: 0, started: 0, stop: false }),
             start: Condvar::new(),
             done: Condvar::new(),
             next: AtomicUsize::new(0),
@@ -125,7 +129,13 @@ impl Pool {
             let shared = shared.clone();
             std::thread::Builder::new().name(format!("latentwave-{thread}")).spawn(move || shared.serve(thread))
         };
-        let workers = (1..threads).map_while(|thread| spawn(thread).ok()).collect();
+        let workers: Vec<_> = (1..threads).map_while(|thread| spawn(thread).ok()).collect();
+        // A thread allocates as it starts, which is to be over before a step is timed or its allocations are counted.
+        let mut posted = shared.posted();
+        while posted.started < workers.len() {
+            posted = shared.done.wait(posted).unwrap_or_else(PoisonError::into_inner);
+        }
+        drop(posted);
         Self { shared, workers, running: Mutex::new(()) }
     }
 

@@ -31,6 +31,9 @@ pub(crate) struct Args {
     /// Least seconds spent on each point.
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     time: f64,
+    /// Also replay once after 0.12 s of rest, three times: the clock is higher then than under a load that lasts.
+    #[arg(long)]
+    burst: bool,
     /// MiB of cache that the layers of a graph take together at least.
     #[arg(long, value_name = "MIB", default_value_t = 256)]
     pool: usize,
@@ -113,13 +116,14 @@ impl Job for Bench<'_> {
             min_launches: if gpu { 20 } else { 1 },
             max_seq_len: args.captured_for,
             time: args::seconds("time", args.time)?,
+            burst: args.burst,
             seed: args.seed,
         };
         println!("{}: {} ({}), {} compute units", info.backend, info.name, info.arch, info.num_compute_units);
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
         interrupt::catch();
-        let ceilings = ceilings::measure(backend)?;
+        let ceilings = ceilings::measure(backend, args.burst)?;
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
@@ -166,25 +170,32 @@ impl Job for Bench<'_> {
 
 fn table(ceilings: &Ceilings, measurements: &[Measurement]) -> String {
     let share = |value: f64, most: Option<f64>| most.map_or_else(|| "-".to_owned(), |most| text::percent(value / most));
+    let burst = measurements.iter().any(|m| m.us_burst.is_some());
     let heading = ["point", "us", "least", "GB/s", "of read", "TFLOP/s", "of matmul", "issue us", "splits", "error"];
-    let rows: Vec<Vec<String>> = std::iter::once(heading.map(str::to_owned).to_vec())
-        .chain(measurements.iter().map(|m| {
-            vec![
-                m.point.clone(),
-                text::quantity(m.us),
-                text::quantity(m.us_min),
-                text::quantity(m.gb_per_second()),
-                share(m.gb_per_second(), ceilings.read),
-                format!("{:.3}", m.tflops()),
-                share(m.tflops(), ceilings.matmul),
-                text::quantity(m.issue_us),
-                m.num_kv_splits.to_string(),
-                format!("{:.1e}", m.error),
-            ]
-        }))
-        .collect();
+    let heading = heading.into_iter().chain(burst.then_some("burst us")).map(str::to_owned).collect();
+    let row = |m: &Measurement| {
+        let mut row = vec![
+            m.point.clone(),
+            text::quantity(m.us),
+            text::quantity(m.us_min),
+            text::quantity(m.gb_per_second()),
+            share(m.gb_per_second(), ceilings.read),
+            format!("{:.3}", m.tflops()),
+            share(m.tflops(), ceilings.matmul),
+            text::quantity(m.issue_us),
+            m.num_kv_splits.to_string(),
+            format!("{:.1e}", m.error),
+        ];
+        row.extend(m.us_burst.map(text::quantity));
+        row
+    };
+    let rows: Vec<Vec<String>> = std::iter::once(heading).chain(measurements.iter().map(row)).collect();
     let ceiling = |value: Option<f64>, unit: &str| value.map(|value| format!("{} {unit}", text::quantity(value)));
-    let known = [ceiling(ceilings.read, "GB/s of reading"), ceiling(ceilings.matmul, "TFLOP/s of matrix products")];
+    let known = [
+        ceiling(ceilings.read, "GB/s of reading"),
+        ceiling(ceilings.matmul, "TFLOP/s of matrix products"),
+        ceiling(ceilings.matmul_burst, "TFLOP/s after a rest"),
+    ];
     let known: Vec<String> = known.into_iter().flatten().collect();
     let note = if known.is_empty() { String::new() } else { format!("\nceilings, same run: {}\n", known.join(", ")) };
     format!("{}{note}", text::table(&rows, 1))

@@ -103,6 +103,7 @@ mod tests {
             point: "B1 S1024 H16 q1".into(),
             us,
             us_min: us,
+            us_burst: None,
             us_max: us,
             issue_us: 1.0,
             kv_bytes: 1 << 20,
@@ -119,8 +120,8 @@ mod tests {
     fn plots_with_and_without_ceilings() {
         for ceilings in [
             Ceilings::default(),
-            Ceilings { read: Some(20.0), matmul: None },
-            Ceilings { read: Some(4000.0), matmul: Some(700.0) },
+            Ceilings { read: Some(20.0), ..Ceilings::default() },
+            Ceilings { read: Some(4000.0), matmul: Some(700.0), ..Ceilings::default() },
         ] {
             for measurements in [vec![], vec![measurement(10.0)], vec![measurement(10.0), measurement(1000.0)]] {
                 let svg = draw("host", &ceilings, &measurements).unwrap();
