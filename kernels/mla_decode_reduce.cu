@@ -1,11 +1,11 @@
 // Stage 2 of MLA decode: merges the partial results of virtual sequences that have two or more splits, and clears the rows
 // of empty ones. A sequence in one piece was written by stage 1.
 //
-// Blocks are few, as each costs to start. Of a balanced schedule those of a part merge the sequence that the part begins within, or
-// else ends within: a sequence has the more blocks the more pieces it has. Its rows, and if those are fewer their columns, are
-// divided among its blocks. Teams of threads take a row each or, where a row has many
-// splits, some of them, and then add up through shared memory. Every team looks at all log-sum-exps of its row while its
-// values are on their way, so nothing is scaled twice.
+// Blocks are few, as each costs time to start. Of a balanced schedule those of a part merge the sequence that the part begins
+// within, or else ends within: a sequence has the more blocks the more pieces it has. Its rows, and if those are fewer its
+// columns, are divided among its blocks. Teams of threads take a row each or, where a row has many splits, some of them, and
+// then add up through shared memory. Every team looks at all log-sum-exps of its row while its values are on their way, so
+// nothing is scaled twice.
 
 constexpr int LANE_COLUMNS = 8;    // 16 bytes of a partial result
 constexpr int LEAST_COLUMNS = 64;  // of a block

@@ -33,6 +33,9 @@ const PIECE_LENGTHS: i64 = 5;
 /// Fewest columns that a block of stage 2 merges.
 const REDUCE_COLUMNS: usize = 64;
 
+/// Columns times splits that the threads of a block of stage 2 load in one round.
+const REDUCE_ROUND: usize = 8192;
+
 /// Words of one part in the schedule table.
 pub const PART_WORDS: usize = 8;
 
@@ -166,6 +169,11 @@ pub struct DecodePlan {
     pub partial_lse_bytes: usize,
 }
 
+/// Columns of a row with so many splits for a block of stage 2 to have enough to do.
+fn reduce_columns(splits: usize) -> usize {
+    (REDUCE_ROUND / splits.max(1)).next_power_of_two().max(REDUCE_COLUMNS)
+}
+
 impl DecodePlan {
     /// Plans a step for the kernels chosen for it.
     ///
@@ -225,9 +233,13 @@ impl DecodePlan {
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
-        let items = if schedule == ScheduleKind::Balanced { num_parts } else { virtual_seqs }.max(1);
-        let shares = group_rows * shape.kv_lora_rank.div_ceil(REDUCE_COLUMNS);
-        let reduce_blocks = items * (kernels.reduce_blocks / items).clamp(1, shares.max(1));
+        let (items, columns) = match schedule {
+            ScheduleKind::Balanced => (num_parts, REDUCE_COLUMNS),
+            ScheduleKind::Own => (virtual_seqs, reduce_columns(num_kv_splits.div_ceil(virtual_seqs.max(1)))),
+            ScheduleKind::Even | ScheduleKind::Chunked => (virtual_seqs, reduce_columns(num_kv_splits)),
+        };
+        let shares = group_rows * shape.kv_lora_rank.div_ceil(columns);
+        let reduce_blocks = items * (kernels.reduce_blocks / items.max(1)).clamp(1, shares.max(1));
 
         let rows = num_slots * group_rows;
         Ok(Self {
@@ -546,6 +558,8 @@ mod tests {
             let own = plan(1, max_seq_len, true);
             assert_eq!((own.schedule, own.num_parts, own.num_slots), (ScheduleKind::Own, 132, 132));
             assert_eq!((own.schedule_bytes, own.partial_out_bytes), (0, 132 * 16 * 512 * 2));
+            assert_eq!(own.reduce_blocks, 128, "16 rows in shares of 64 columns");
+            assert_eq!(plan(4, max_seq_len, true).reduce_blocks, 128, "64 rows in shares of 256 columns");
             assert!(plan(1, max_seq_len, false).num_kv_splits >= 132);
             assert!(plan(4, max_seq_len, false).num_kv_splits >= 33);
         }
