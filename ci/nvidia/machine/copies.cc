@@ -11,6 +11,22 @@ namespace machine {
 
 namespace {
 
+constexpr int CHUNK = 16;
+
+/// Copies under way to each 16 bytes of dynamic shared memory: how many, and who began the last.
+struct UnderWay {
+    uint16_t count, thread;
+};
+std::vector<UnderWay> under_way;
+
+void count(uint32_t to, size_t bytes, int by) {
+    for (size_t chunk = to / CHUNK; chunk < (to + bytes) / CHUNK; chunk++) {
+        if (chunk >= under_way.size()) under_way.resize(chunk + 1);
+        under_way[chunk].count += by;
+        under_way[chunk].thread = here.thread;
+    }
+}
+
 struct Copy {
     uint32_t to;
     const void* from;
@@ -19,19 +35,20 @@ struct Copy {
     void land() const {
         unsigned char* place = shared_at(to, 16, 16);
         valid ? memcpy(place, from, 16) : memset(place, 0, 16);
+        count(to, 16, -1);
     }
 };
 
 /// Copies of a thread, in order; those before `landed` have come.
 struct Copies {
-    std::deque<Copy> under_way;
+    std::deque<Copy> waiting;
     uint64_t issued, landed;
     std::deque<uint64_t> groups;  // copies issued when each was closed
 
     void land_until(uint64_t count) {
         for (; landed < count; landed++) {
-            under_way.front().land();
-            under_way.pop_front();
+            waiting.front().land();
+            waiting.pop_front();
         }
     }
 };
@@ -44,13 +61,25 @@ uint32_t swizzled(uint32_t address) { return address ^ (address >> 3 & 0x70); }
 
 }  // namespace
 
-void reset_copies(int threads) { copies.assign(threads, {}); }
+void reset_copies(int threads) {
+    copies.assign(threads, {});
+    under_way.clear();
+}
+
+unsigned char* settled_at(uint32_t address, size_t bytes, size_t alignment) {
+    for (size_t chunk = address / CHUNK; chunk * CHUNK < address + bytes && chunk < under_way.size(); chunk++) {
+        if (under_way[chunk].count == 0) continue;
+        fail("uses %u of shared memory, to where a copy of thread %d is under way", address, under_way[chunk].thread);
+    }
+    return shared_at(address, bytes, alignment);
+}
 
 void copy16(uint32_t to, const void* from, bool valid) {
     if ((uintptr_t)from % 16 != 0 && valid) fail("a copy of 16 bytes from %p", from);
-    own().under_way.push_back({to, from, valid});
+    own().waiting.push_back({to, from, valid});
     shared_at(to, 16, 16);
     own().issued++;
+    count(to, 16, 1);
     if (chance(16) == 0) own().land_until(own().issued);
 }
 
@@ -78,6 +107,7 @@ void copy_box(uint32_t to, const void* described, int column, int row, int page,
     memcpy(&map, described, sizeof map);
     if (map.mark != TENSOR_MAP_MARK) fail("a copy by something that is no tensor map");
     shared_at(to, (size_t)map.box_rows * BOX_ROW_BYTES, BOX_ROW_BYTES);
+    count(to, (size_t)map.box_rows * BOX_ROW_BYTES, 1);
     later(true, [=] {
         int64_t inside = (map.columns - column) * map.element_bytes;  // bytes of a row that lie in the tensor
         inside = inside < 0 || column < 0 ? 0 : inside < BOX_ROW_BYTES ? inside : BOX_ROW_BYTES;
@@ -91,6 +121,7 @@ void copy_box(uint32_t to, const void* described, int column, int row, int page,
                 memcpy(shared_at(swizzled(to + i * BOX_ROW_BYTES + chunk), 16, 16), line + chunk, 16);
             }
         }
+        count(to, (size_t)map.box_rows * BOX_ROW_BYTES, -1);
         barrier_complete(full, map.box_rows * BOX_ROW_BYTES);
     });
 }

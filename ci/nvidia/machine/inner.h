@@ -33,6 +33,9 @@ void later(bool required, std::function<void()> act);
 void barrier_complete(uint32_t at, int bytes);
 void barrier_arrived(uint32_t at);
 
+/// As `shared_at`, for an instruction that reads or writes there itself: no copy to that place may be under way.
+unsigned char* settled_at(uint32_t address, size_t bytes, size_t alignment);
+
 /// Forget what an earlier block left behind.
 void reset_barriers(int threads);
 void reset_copies(int threads);

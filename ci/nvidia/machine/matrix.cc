@@ -62,7 +62,7 @@ struct Operand {
         uint32_t address = by_depth ? at + index / 64 * leading + depth / 8 * stride + depth % 8 * 128 + index % 64 * 2
                                     : at + index / 8 * stride + index % 8 * 128 + depth * 2;
         uint16_t bits[CHUNK];
-        memcpy(bits, shared_at(address ^ (address >> 3 & 0x70), sizeof bits, sizeof bits), sizeof bits);
+        memcpy(bits, settled_at(address ^ (address >> 3 & 0x70), sizeof bits, sizeof bits), sizeof bits);
         for (int i = 0; i < CHUNK; i++) value[i] = widened(bits[i], format);
     }
 
@@ -157,14 +157,14 @@ void load_matrix(uint32_t* word, uint32_t row, bool transposed) {
         for (int i = 0; i < lanes * 4; i++) {
             auto lane = (Matrices*)given[i / 4];
             auto from = (const Matrices*)given[i % 4 * 8 + i / 4 / 4];
-            memcpy(&lane->word[i % 4], shared_at(from->row, 16, 16) + i / 4 % 4 * 4, 4);
+            memcpy(&lane->word[i % 4], settled_at(from->row, 16, 16) + i / 4 % 4 * 4, 4);
         }
     };
     Action across = [](void* const* given, int lanes) {
         for (int i = 0; i < lanes * 8; i++) {
             auto lane = (Matrices*)given[i / 8];
             auto from = (const Matrices*)given[i / 2 % 4 * 8 + i / 8 % 4 * 2 + i % 2];
-            memcpy((uint16_t*)lane->word + i % 8, shared_at(from->row, 16, 16) + i / 8 / 4 * 2, 2);
+            memcpy((uint16_t*)lane->word + i % 8, settled_at(from->row, 16, 16) + i / 8 / 4 * 2, 2);
         }
     };
     meet(transposed ? "ldmatrix.trans" : "ldmatrix", &own, transposed ? across : straight);
@@ -177,14 +177,14 @@ void store_matrix(uint32_t row, const uint32_t* word, bool transposed) {
         for (int i = 0; i < lanes * 4; i++) {
             auto lane = (const Matrices*)given[i / 4];
             auto to = (const Matrices*)given[i % 4 * 8 + i / 4 / 4];
-            memcpy(shared_at(to->row, 16, 16) + i / 4 % 4 * 4, &lane->word[i % 4], 4);
+            memcpy(settled_at(to->row, 16, 16) + i / 4 % 4 * 4, &lane->word[i % 4], 4);
         }
     };
     Action across = [](void* const* given, int lanes) {
         for (int i = 0; i < lanes * 8; i++) {
             auto lane = (const Matrices*)given[i / 8];
             auto to = (const Matrices*)given[i / 2 % 4 * 8 + i / 8 % 4 * 2 + i % 2];
-            memcpy(shared_at(to->row, 16, 16) + i / 8 / 4 * 2, (const uint16_t*)lane->word + i % 8, 2);
+            memcpy(settled_at(to->row, 16, 16) + i / 8 / 4 * 2, (const uint16_t*)lane->word + i % 8, 2);
         }
     };
     meet(transposed ? "stmatrix.trans" : "stmatrix", &own, transposed ? across : straight);

@@ -70,6 +70,7 @@ std::vector<int> ready;
 std::vector<Meeting> meetings;
 std::vector<Later> tasks;
 uint64_t tick, next_due;
+uint32_t late_one_in;  // a block of which little is late finds other faults than one of which much is
 int ended;
 void* host_stack;
 
@@ -148,6 +149,7 @@ void run_block(uint64_t seed) {
     random_state = seed * 0x9e3779b97f4a7c15u | 1;
     for (int i = 0; i < 4; i++) chance(2);
     tick = 0;
+    late_one_in = 4 << 2 * chance(4);
     next_due = UINT64_MAX;
     ended = 0;
     tasks.clear();
@@ -172,8 +174,9 @@ void run_block(uint64_t seed) {
     check_shared();
 }
 
-uint64_t seed_of_all() {
-    const char* text = getenv("NVIDIA_EMULATOR_SEED");
+/// A number of the environment's, which is 1 if it has none.
+uint64_t setting(const char* name) {
+    const char* text = getenv(name);
     return text ? strtoull(text, nullptr, 10) : 1;
 }
 
@@ -221,9 +224,10 @@ void maybe_pause() {
 }
 
 void later(bool required, std::function<void()> act) {
-    // A tile takes tens of thousands of ticks. Some things take until nothing else can happen.
-    uint32_t kind = chance(8);
-    uint64_t due = kind < 4 ? tick + chance(256) : kind < 7 ? tick + chance(1 << 15) : UINT64_MAX;
+    static const bool delays = setting("NVIDIA_EMULATOR_DELAYS") != 0;
+    // A tile takes tens of thousands of ticks. What is late may take until nothing else can happen.
+    bool is_late = delays && chance(late_one_in) == 0;
+    uint64_t due = !is_late ? tick + chance(256) : chance(4) == 0 ? tick + chance(1 << 15) : UINT64_MAX;
     next_due = std::min(next_due, due);
     tasks.push_back({due, here.thread, required, std::move(act)});
 }
@@ -256,7 +260,7 @@ void run(const Entry& of, const char* name, int blocks, int block_threads, size_
     entry = &of;
     kernel = name;
     parameters = given;
-    uint64_t seed = seed_of_all() * 1000003 + launches++ * 7919;
+    uint64_t seed = setting("NVIDIA_EMULATOR_SEED") * 1000003 + launches++ * 7919;
     // Blocks come in any order: from some on, and by a step that meets all.
     int first = (int)(seed * 31 % blocks), step = blocks % 7 != 0 ? 7 : 1;
     for (int i = 0; i < blocks; i++) {
