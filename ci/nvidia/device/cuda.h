@@ -66,16 +66,19 @@ inline T machine_shuffle(const char* what, T value, int from) {
     });
     return own.taken;
 }
+// Lanes are taken `width` at a time; one that has no such neighbour among its own keeps its value.
 template <typename T>
-inline T __shfl_sync(unsigned, T value, int lane) {
-    return machine_shuffle("__shfl_sync", value, lane & 31);
+inline T __shfl_sync(unsigned, T value, int from, int width = machine::WARP) {
+    int own = machine::lane() % width;
+    return machine_shuffle("__shfl_sync", value, machine::lane() - own + from % width);
 }
 template <typename T>
-inline T __shfl_xor_sync(unsigned, T value, int mask) {
-    return machine_shuffle("__shfl_xor_sync", value, (machine::lane() ^ mask) & 31);
+inline T __shfl_xor_sync(unsigned, T value, int mask, int width = machine::WARP) {
+    int lane = machine::lane(), from = lane ^ mask;
+    return machine_shuffle("__shfl_xor_sync", value, from / width == lane / width ? from : lane);
 }
 template <typename T>
-inline T __shfl_up_sync(unsigned, T value, int delta) {
+inline T __shfl_up_sync(unsigned, T value, int delta, int width = machine::WARP) {
     int lane = machine::lane();
-    return machine_shuffle("__shfl_up_sync", value, lane < delta ? lane : lane - delta);
+    return machine_shuffle("__shfl_up_sync", value, lane % width < delta ? lane : lane - delta);
 }

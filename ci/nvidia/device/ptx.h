@@ -71,6 +71,10 @@ inline void fma_rn_bf16x2(uint32_t& d, uint32_t a, uint32_t b, uint32_t c) {
 inline void mul_rn_f16x2(uint32_t& d, uint32_t a, uint32_t b) {
     d = to_f16(f16_to_float(a >> 16) * f16_to_float(b >> 16)) << 16 | to_f16(f16_to_float(a) * f16_to_float(b));
 }
+inline void max_u16x2(uint32_t& d, uint32_t a, uint32_t b) {
+    auto larger = [](uint32_t x, uint32_t y) { return x > y ? x : y; };
+    d = larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
+}
 inline void setp_ne_b32(bool& d, uint32_t a, uint32_t b) { d = a != b; }
 template <typename T>
 inline void selp_b32(T& d, uint32_t a, uint32_t b, bool first) {
@@ -86,6 +90,7 @@ inline void ld_global_cg_b32(T& d, uint64_t from) {
 // A prefetch may name any address.
 inline void prefetch_global_L2(uint64_t) {}
 inline void prefetch_tensormap(uint64_t) {}
+inline void cp_async_bulk_prefetch_tensor_3d_L2_global(uint64_t, Group<const uint32_t, 3>) {}
 
 inline void cp_async_cg_shared_global(uint32_t to, uint64_t from, int bytes, uint32_t read) {
     if (bytes != 16 || (read != 0 && read != 16)) machine::fail("cp.async of %u of %d bytes", read, bytes);
@@ -131,19 +136,29 @@ inline void setmaxnreg_inc_sync_aligned_u32(int) {
 
 // ---- matrices ----
 
-inline void load_matrix(const Group<uint32_t, 4>& d, uint32_t row, bool transposed) {
-    uint32_t word[4];
-    machine::load_matrix(word, row, transposed);
-    for (int i = 0; i < 4; i++) *d.at[i] = word[i];
+template <int count>
+inline void load_matrix(const Group<uint32_t, count>& d, uint32_t row, bool transposed) {
+    uint32_t word[count];
+    machine::load_matrix(word, row, count, transposed);
+    for (int i = 0; i < count; i++) *d.at[i] = word[i];
 }
-inline void ldmatrix_sync_aligned_m8n8_x4_shared_b16(Group<uint32_t, 4> d, uint32_t row) { load_matrix(d, row, false); }
-inline void ldmatrix_sync_aligned_m8n8_x4_trans_shared_b16(Group<uint32_t, 4> d, uint32_t row) { load_matrix(d, row, true); }
-inline void stmatrix_sync_aligned_m8n8_x4_shared_b16(uint32_t row, Values<const uint32_t, 4> a) {
-    machine::store_matrix(row, a.value, false);
-}
-inline void stmatrix_sync_aligned_m8n8_x4_trans_shared_b16(uint32_t row, Values<const uint32_t, 4> a) {
-    machine::store_matrix(row, a.value, true);
-}
+#define MATRICES(count)                                                                                                              \
+    inline void ldmatrix_sync_aligned_m8n8_x##count##_shared_b16(Group<uint32_t, count> d, uint32_t row) {                           \
+        load_matrix(d, row, false);                                                                                                  \
+    }                                                                                                                                \
+    inline void ldmatrix_sync_aligned_m8n8_x##count##_trans_shared_b16(Group<uint32_t, count> d, uint32_t row) {                     \
+        load_matrix(d, row, true);                                                                                                   \
+    }                                                                                                                                \
+    inline void stmatrix_sync_aligned_m8n8_x##count##_shared_b16(uint32_t row, Values<const uint32_t, count> a) {                    \
+        machine::store_matrix(row, a.value, count, false);                                                                           \
+    }                                                                                                                                \
+    inline void stmatrix_sync_aligned_m8n8_x##count##_trans_shared_b16(uint32_t row, Values<const uint32_t, count> a) {              \
+        machine::store_matrix(row, a.value, count, true);                                                                            \
+    }
+MATRICES(1)
+MATRICES(2)
+MATRICES(4)
+#undef MATRICES
 
 inline void multiply(const Group<float, 4>& d, const uint32_t* a, const uint32_t* b, const Group<float, 4>& c, machine::Format format) {
     float sums[4];

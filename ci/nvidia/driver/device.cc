@@ -69,7 +69,7 @@ const std::pair<const char*, const char*>* words(int code) {
 const Facts& facts() {
     static const Facts facts = [] {
         int capability = (int)setting("NVIDIA_EMULATOR_CAPABILITY", 90);
-        return Facts{capability, (int)setting("NVIDIA_EMULATOR_SMS", 5), shared_bytes_of(capability),
+        return Facts{capability, (int)setting("NVIDIA_EMULATOR_SMS", 8), shared_bytes_of(capability),
                      setting("NVIDIA_EMULATOR_MEMORY_MIB", 8192) << 20};
     }();
     return facts;

@@ -61,9 +61,9 @@ void copy_box(uint32_t to, const void* map, int column, int row, int page, uint3
 
 enum class Format { F16, BF16 };
 
-/// ldmatrix and stmatrix: four matrices of 8 x 8 16-bit values, one row of a matrix at each lane's address.
-void load_matrix(uint32_t* word, uint32_t row, bool transposed);
-void store_matrix(uint32_t row, const uint32_t* word, bool transposed);
+/// ldmatrix and stmatrix: up to four matrices of 8 x 8 16-bit values, one row of a matrix at each of the first lanes' addresses.
+void load_matrix(uint32_t* word, uint32_t row, int matrices, bool transposed);
+void store_matrix(uint32_t row, const uint32_t* word, int matrices, bool transposed);
 
 /// mma.sync m16n8k16.
 void multiply(float* sums, const uint32_t* a, const uint32_t* b, Format format);

@@ -36,9 +36,20 @@ void widen_fragment(float (&to)[ROWS][DEPTH], const uint32_t* word, int lane, Fo
     }
 }
 
+/// What a lane has of some matrices: the address of one row, and a word of each.
 struct Matrices {
     uint32_t row, word[4];
+    int count;
+    bool transposed;
 };
+
+/// Where the 16-bit half `half` of a lane's word of matrix `m` lies in shared memory.
+unsigned char* place_of(void* const* given, int lane, int m, int half) {
+    bool transposed = ((const Matrices*)given[lane])->transposed;
+    int row = lane / 4, column = lane % 4 * 2 + half;
+    if (transposed) std::swap(row, column);
+    return settled_at(((const Matrices*)given[m * 8 + row])->row, 16, 16) + column * 2;
+}
 
 struct Multiplied {
     float* sums;
@@ -151,43 +162,26 @@ Groups& own() { return groups[here.thread / WARP]; }
 
 }  // namespace
 
-void load_matrix(uint32_t* word, uint32_t row, bool transposed) {
-    Matrices own = {row, {}};
-    Action straight = [](void* const* given, int lanes) {
-        for (int i = 0; i < lanes * 4; i++) {
-            auto lane = (Matrices*)given[i / 4];
-            auto from = (const Matrices*)given[i % 4 * 8 + i / 4 / 4];
-            memcpy(&lane->word[i % 4], settled_at(from->row, 16, 16) + i / 4 % 4 * 4, 4);
+void load_matrix(uint32_t* word, uint32_t row, int matrices, bool transposed) {
+    Matrices own = {row, {}, matrices, transposed};
+    meet(transposed ? "ldmatrix.trans" : "ldmatrix", &own, [](void* const* given, int lanes) {
+        for (int lane = 0; lane < lanes; lane++) {
+            auto& its = *(Matrices*)given[lane];
+            for (int i = 0; i < its.count * 2; i++) memcpy((uint16_t*)its.word + i, place_of(given, lane, i / 2, i % 2), 2);
         }
-    };
-    Action across = [](void* const* given, int lanes) {
-        for (int i = 0; i < lanes * 8; i++) {
-            auto lane = (Matrices*)given[i / 8];
-            auto from = (const Matrices*)given[i / 2 % 4 * 8 + i / 8 % 4 * 2 + i % 2];
-            memcpy((uint16_t*)lane->word + i % 8, settled_at(from->row, 16, 16) + i / 8 / 4 * 2, 2);
-        }
-    };
-    meet(transposed ? "ldmatrix.trans" : "ldmatrix", &own, transposed ? across : straight);
-    memcpy(word, own.word, sizeof own.word);
+    });
+    memcpy(word, own.word, matrices * sizeof *word);
 }
 
-void store_matrix(uint32_t row, const uint32_t* word, bool transposed) {
-    Matrices own = {row, {word[0], word[1], word[2], word[3]}};
-    Action straight = [](void* const* given, int lanes) {
-        for (int i = 0; i < lanes * 4; i++) {
-            auto lane = (const Matrices*)given[i / 4];
-            auto to = (const Matrices*)given[i % 4 * 8 + i / 4 / 4];
-            memcpy(settled_at(to->row, 16, 16) + i / 4 % 4 * 4, &lane->word[i % 4], 4);
+void store_matrix(uint32_t row, const uint32_t* word, int matrices, bool transposed) {
+    Matrices own = {row, {}, matrices, transposed};
+    memcpy(own.word, word, matrices * sizeof *word);
+    meet(transposed ? "stmatrix.trans" : "stmatrix", &own, [](void* const* given, int lanes) {
+        for (int lane = 0; lane < lanes; lane++) {
+            auto& its = *(const Matrices*)given[lane];
+            for (int i = 0; i < its.count * 2; i++) memcpy(place_of(given, lane, i / 2, i % 2), (const uint16_t*)its.word + i, 2);
         }
-    };
-    Action across = [](void* const* given, int lanes) {
-        for (int i = 0; i < lanes * 8; i++) {
-            auto lane = (const Matrices*)given[i / 8];
-            auto to = (const Matrices*)given[i / 2 % 4 * 8 + i / 8 % 4 * 2 + i % 2];
-            memcpy(settled_at(to->row, 16, 16) + i / 8 / 4 * 2, (const uint16_t*)lane->word + i % 8, 2);
-        }
-    };
-    meet(transposed ? "stmatrix.trans" : "stmatrix", &own, transposed ? across : straight);
+    });
 }
 
 void multiply(float* sums, const uint32_t* a, const uint32_t* b, Format format) {
