@@ -91,6 +91,7 @@ inline void ld_global_cg_b32(T& d, uint64_t from) {
 inline void prefetch_global_L2(uint64_t) {}
 inline void prefetch_tensormap(uint64_t) {}
 inline void cp_async_bulk_prefetch_tensor_3d_L2_global(uint64_t, Group<const uint32_t, 3>) {}
+inline void cp_async_bulk_prefetch_tensor_3d_L2_global_tile(uint64_t, Group<const uint32_t, 3>) {}
 
 inline void cp_async_cg_shared_global(uint32_t to, uint64_t from, int bytes, uint32_t read) {
     if (bytes != 16 || (read != 0 && read != 16)) machine::fail("cp.async of %u of %d bytes", read, bytes);
@@ -115,6 +116,7 @@ inline void griddepcontrol_launch_dependents() {}
 // ---- barriers ----
 
 inline void barrier_sync_aligned(uint32_t name, uint32_t threads) { machine::named_barrier((int)name, (int)threads, false); }
+inline void barrier_arrive_aligned(uint32_t name, uint32_t threads) { machine::named_arrive((int)name, (int)threads); }
 inline void barrier_cta_red_or_pred_aligned(bool& d, uint32_t name, uint32_t threads, bool condition) {
     d = machine::named_barrier((int)name, (int)threads, condition);
 }

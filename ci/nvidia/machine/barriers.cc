@@ -1,5 +1,6 @@
 // Barriers: the sixteen that have names, and those in shared memory.
 
+#include <algorithm>
 #include <vector>
 
 #include "inner.h"
@@ -11,7 +12,7 @@ namespace {
 struct Named {
     int threads;
     bool any;
-    std::vector<int> came;
+    std::vector<int> came, waiting;
 };
 
 /// Eight bytes of shared memory. What was never initialised, or written over, has not the mark.
@@ -56,6 +57,33 @@ void arrive(uint32_t at, int bytes) {
     settle(barrier, at);
 }
 
+/// Counts the running thread at a barrier; whether all have come, who are then told whether any said so, and go on.
+bool came(int name, int threads, bool condition) {
+    if (name < 0 || name > 15 || (threads % WARP != 0 && name != 0)) fail("no barrier of name %d for %d threads", name, threads);
+    Named& barrier = named[name];
+    if (barrier.came.empty()) {
+        barrier.threads = threads;
+        barrier.any = false;
+    }
+    if (barrier.threads != threads) fail("barrier %d is for %d threads, others say %d", name, threads, barrier.threads);
+    barrier.any |= condition;
+    barrier.came.push_back(here.thread);
+    if ((int)barrier.came.size() < threads) return false;
+    std::vector<int> lanes(here.threads / WARP + 1);
+    for (int thread : barrier.came) {
+        answer[thread] = barrier.any;
+        lanes[thread / WARP]++;
+    }
+    for (int warp = 0; warp < (int)lanes.size(); warp++) {
+        int all = std::min(WARP, here.threads - warp * WARP);
+        if (lanes[warp] != 0 && lanes[warp] != all) fail("barrier %d: %d threads of warp %d have come", name, lanes[warp], warp);
+    }
+    for (int thread : barrier.waiting) wake(thread);
+    barrier.came.clear();
+    barrier.waiting.clear();
+    return true;
+}
+
 }  // namespace
 
 void reset_barriers(int threads) {
@@ -65,34 +93,13 @@ void reset_barriers(int threads) {
 }
 
 bool named_barrier(int name, int threads, bool condition) {
-    if (name < 0 || name > 15 || (threads % WARP != 0 && name != 0)) {
-        fail("no barrier of name %d for %d threads", name, threads);
-    }
-    Named& barrier = named[name];
-    if (barrier.came.empty()) {
-        barrier.threads = threads;
-        barrier.any = false;
-    }
-    if (barrier.threads != threads) fail("barrier %d is for %d threads, others say %d", name, threads, barrier.threads);
-    barrier.any |= condition;
-    barrier.came.push_back(here.thread);
-    if ((int)barrier.came.size() < threads) {
-        suspend(name == 0 ? "at the block's barrier" : "at a named barrier");
-        return answer[here.thread];
-    }
-    std::vector<int> lanes(32);
-    for (int thread : barrier.came) lanes[thread / WARP]++;
-    for (int warp = 0; warp < 32; warp++) {
-        int all = here.threads - warp * WARP;
-        if (lanes[warp] != 0 && lanes[warp] != (all < WARP ? all : WARP)) fail("barrier %d: only part of warp %d has come", name, warp);
-    }
-    for (int thread : barrier.came) {
-        answer[thread] = barrier.any;
-        if (thread != here.thread) wake(thread);
-    }
-    barrier.came.clear();
-    return barrier.any;
+    if (came(name, threads, condition)) return answer[here.thread];
+    named[name].waiting.push_back(here.thread);
+    suspend(name == 0 ? "at the block's barrier" : "at a named barrier");
+    return answer[here.thread];
 }
+
+void named_arrive(int name, int threads) { came(name, threads, false); }
 
 void barrier_init(uint32_t at, int arrivals) {
     Barrier& barrier = *(Barrier*)shared_at(at, sizeof(Barrier), sizeof(Barrier));

@@ -38,6 +38,8 @@ void meet(const char* what, void* given, Action action);
 
 /// Waits for `threads` threads of whole warps that name the same barrier; whether any of them says so. Name 0 is the block's own.
 bool named_barrier(int name, int threads, bool condition);
+/// As one of the threads that `named_barrier` waits for, without waiting itself.
+void named_arrive(int name, int threads);
 
 /// Barriers in shared memory that count arrivals and bytes.
 void barrier_init(uint32_t at, int arrivals);
