@@ -13,10 +13,14 @@ EMULATOR=target/cuda-emulator
 RESULTS=$EMULATOR/results
 CXX=${CXX:-c++}
 
-# Builds the driver and the compiler, for this processor.
-prepare() {
+# Whether it can run here; says why not otherwise.
+possible() {
   [ "$(uname -m)" = x86_64 ] || { echo "not run: the emulator switches threads in x86-64's assembler"; return 1; }
   command -v "$CXX" >/dev/null || { echo "not run: needs a C++ compiler"; return 1; }
+}
+
+# Builds the driver and the compiler, for this processor.
+prepare() {
   local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict)
   rm -rf "$EMULATOR"
   mkdir -p "$RESULTS"
@@ -76,9 +80,9 @@ run_suite() {
   return "$failed"
 }
 
-prepare || exit 0
+possible || exit 0
+prepare
 case "${1:-}" in
   --suite) run_suite ;;
-  "") sed -n '2,/^set/s/^# \{0,1\}//p' "$0" ;;
   *) emulated "$@" ;;
 esac

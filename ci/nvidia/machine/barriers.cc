@@ -24,7 +24,7 @@ static_assert(sizeof(Barrier) == 8);
 constexpr uint64_t MARK = 0xba77;
 
 Named named[16];
-std::vector<bool> answer;
+std::vector<bool> answer;  // of the threads that waited
 std::vector<std::pair<uint32_t, int>> waiting;  // barrier, thread
 
 Barrier& barrier_at(uint32_t at, const char* what) {
@@ -70,15 +70,15 @@ bool came(int name, int threads, bool condition) {
     barrier.came.push_back(here.thread);
     if ((int)barrier.came.size() < threads) return false;
     std::vector<int> lanes(here.threads / WARP + 1);
-    for (int thread : barrier.came) {
-        answer[thread] = barrier.any;
-        lanes[thread / WARP]++;
-    }
+    for (int thread : barrier.came) lanes[thread / WARP]++;
     for (int warp = 0; warp < (int)lanes.size(); warp++) {
         int all = std::min(WARP, here.threads - warp * WARP);
         if (lanes[warp] != 0 && lanes[warp] != all) fail("barrier %d: %d threads of warp %d have come", name, lanes[warp], warp);
     }
-    for (int thread : barrier.waiting) wake(thread);
+    for (int thread : barrier.waiting) {
+        answer[thread] = barrier.any;
+        wake(thread);
+    }
     barrier.came.clear();
     barrier.waiting.clear();
     return true;
@@ -93,7 +93,7 @@ void reset_barriers(int threads) {
 }
 
 bool named_barrier(int name, int threads, bool condition) {
-    if (came(name, threads, condition)) return answer[here.thread];
+    if (came(name, threads, condition)) return named[name].any;
     named[name].waiting.push_back(here.thread);
     suspend(name == 0 ? "at the block's barrier" : "at a named barrier");
     return answer[here.thread];
