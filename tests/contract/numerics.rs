@@ -115,7 +115,8 @@ pub(crate) fn plans_for_many_tokens<B: Backend>(backend: &B, dtype: DType) {
     for (round, (heads, query_len, page_size)) in shapes.into_iter().enumerate() {
         for cache in [dtype, DType::Fp8E4m3] {
             let lens = [1300, 0, 65, 1, 512, 130];
-            let mut problem = Problem::random(60 + round as u64, layer(heads, page_size), (dtype, cache), query_len, &lens);
+            let mut problem =
+                Problem::random(60 + round as u64, layer(heads, page_size), (dtype, cache), query_len, &lens);
             problem.poison_unused_slots();
             problem.max_seq_len = 100_000;
             problem.check(backend, &format!("{heads} heads, {query_len} tokens, pages of {page_size}, {cache} cache"));
