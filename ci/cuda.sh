@@ -32,7 +32,7 @@ prepare() {
 # Runs a program with the emulated libraries. What is compiled is kept for the next one.
 emulated() {
   LD_LIBRARY_PATH="$PWD/$EMULATOR" LATENTWAVE_NVRTC="$PWD/$EMULATOR" LATENTWAVE_CACHE_DIR="$PWD/$EMULATOR/cache" \
-    LATENTWAVE_REQUIRE="${LATENTWAVE_REQUIRE:-cuda}" CXX=$CXX timeout "${CUDA_TIMEOUT:-600}" "$@"
+    LATENTWAVE_REQUIRE="${LATENTWAVE_REQUIRE:-cuda,nvrtc}" CXX=$CXX timeout "${CUDA_TIMEOUT:-600}" "$@"
 }
 
 # Runs a program, and says how it ended: row NAME COMMAND...
@@ -72,6 +72,9 @@ run_suite() {
   row contract tests "$contract" cuda:: &
   NVIDIA_EMULATOR_CAPABILITY=80 NVIDIA_EMULATOR_SMS=12 row "contract, compute capability 8.0" tests "$contract" cuda:: || failed=1
   wait $! || failed=1
+  for name in 86 89 100 120; do
+    NVIDIA_EMULATOR_CAPABILITY=$name row "types and heads, compute capability $name" tests "$contract" cuda::every_cache cuda::head_counts || failed=1
+  done
   cargo build --quiet --features cuda,cli --bin latentwave
   local soak=(emulated target/debug/latentwave soak --backend cuda --seconds "${SOAK_SECONDS:-60}")
   row "soak of small problems" "${soak[@]}" --small &
