@@ -3,7 +3,7 @@
 #
 # A job that a machine cannot run says `not run: REASON` and ends with status 0; one that fails ends with another status.
 # With --require, as CI has it, where each job has the runner it needs, what was not run counts as failed. JOB:ARCH, such as
-# cuda:sm_90, also requires a device of that architecture.
+# cuda_device:sm_90, also requires a device of that architecture.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -211,6 +211,11 @@ job_rocm() {
   ci/rocm.sh --suite
 }
 
+job_cuda() {
+  say "the CUDA side on an emulated sm_90a and sm_80"
+  ci/cuda.sh --suite
+}
+
 job_deny() {
   say "cargo-deny: bans, licences, sources"
   cargo_tool cargo-deny || return 0
@@ -254,7 +259,7 @@ device_suites() {
   cargo run --release --quiet --features "$backend,cli" -- replay data/azure_conv_excerpt.csv --backend "$backend" --verify 2
 }
 
-job_cuda() {
+job_cuda_device() {
   device_suites cuda /dev/nvidiactl "${1:-}"
 }
 

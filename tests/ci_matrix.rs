@@ -162,14 +162,14 @@ fn what_was_not_run_is_never_reported_as_passed() {
     assert!(passed, "{said}");
     let line = |said: &str, job: &str| said.lines().find(|line| line.contains(job)).map(str::to_owned).expect("a row");
     assert!(line(&said, "`test`").contains("passed"), "{said}");
-    assert!(line(&said, "`cuda:sm_90`").contains("not run: no runner labelled sm_90"), "{said}");
+    assert!(line(&said, "`cuda_device:sm_90`").contains("not run: no runner labelled sm_90"), "{said}");
     // A required job that was skipped, cancelled or failed fails the whole; another's failure is shown.
     for result in ["skipped", "cancelled", "failure"] {
         let (said, passed) = report(&results("test", result)).expect("python3 is there");
         assert!(!passed && !line(&said, "`test`").contains("passed"), "{result}: {said}");
     }
-    let (said, passed) = report(&results("cuda:sm_90", "failure")).expect("python3 is there");
-    assert!(passed && line(&said, "`cuda:sm_90`").contains("failed"), "{said}");
+    let (said, passed) = report(&results("cuda_device:sm_90", "failure")).expect("python3 is there");
+    assert!(passed && line(&said, "`cuda_device:sm_90`").contains("failed"), "{said}");
     // A row that no job reported on.
     assert!(!report(&serde_json::json!({})).expect("python3 is there").1);
 }

@@ -20,6 +20,7 @@ macro_rules! backend_contract {
                     the_plan_kernel_writes_the_balanced_schedule,
                     the_split_count_does_not_change_the_answer,
                     few_sequences_of_any_length,
+                    plans_for_many_tokens,
                     empty_sequences_are_zero_and_minus_infinity,
                     what_lies_past_the_end_does_not_matter,
                     pages_may_lie_in_any_order,

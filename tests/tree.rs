@@ -70,7 +70,7 @@ fn the_map_names_every_folder() {
     for folder in folders.into_iter().filter(|folder| folder.starts_with("src") || !inside(folder)) {
         assert!(named(folder), "ARCHITECTURE.md does not name {}", folder.display());
     }
-    for top in ["ci/amd/", "hip/", "fuzz/", "tests/gpu/"] {
+    for top in ["ci/amd/", "ci/nvidia/", "hip/", "fuzz/", "tests/gpu/"] {
         assert!(page.contains(top), "ARCHITECTURE.md does not name {top}");
     }
 }

@@ -108,6 +108,22 @@ pub(crate) fn few_sequences_of_any_length<B: Backend>(backend: &B, dtype: DType)
     wide.check(backend, "one sequence of 128 heads");
 }
 
+/// Batches planned for so many tokens that the forms for them are chosen, whatever is there: several tiles of a sequence, ends
+/// inside one, and blocks that go on to the next sequence.
+pub(crate) fn plans_for_many_tokens<B: Backend>(backend: &B, dtype: DType) {
+    let shapes = [(16, 1, 64), (16, 2, 16), (24, 1, 64), (64, 1, 16), (40, 2, 64)];
+    for (round, (heads, query_len, page_size)) in shapes.into_iter().enumerate() {
+        for cache in [dtype, DType::Fp8E4m3] {
+            let lens = [1300, 0, 65, 1, 512, 130];
+            let mut problem =
+                Problem::random(60 + round as u64, layer(heads, page_size), (dtype, cache), query_len, &lens);
+            problem.poison_unused_slots();
+            problem.max_seq_len = 100_000;
+            problem.check(backend, &format!("{heads} heads, {query_len} tokens, pages of {page_size}, {cache} cache"));
+        }
+    }
+}
+
 pub(crate) fn empty_sequences_are_zero_and_minus_infinity<B: Backend>(backend: &B, dtype: DType) {
     for lens in [&[0][..], &[0, 0, 0], &[17, 5, 9, 0], &[0, 300, 0]] {
         for policy in POLICIES {
