@@ -194,7 +194,7 @@ struct Softmax {
             if (rise > lazy) {
                 maximum = base + rise;
                 rise = maximum - base;
-                if (raised) factor = exp2(-rise);
+                factor = exp2(-::maximum(rise, 0.0f));  // sums are zero before the first rise, which may be a fall
                 sum *= factor;
                 each([&](int t, int i) { x[t][i] -= rise; });
             }
