@@ -34,20 +34,19 @@ DEVICE uint32 means_else(uint32 bytes) {
     return KV_DTYPE == FP8_E4M3 ? largest : largest | (bytes & ~(magnitude + 0x7f7f7f7fu));
 }
 
+/// Four 8-bit floats that mean nothing else, by the device's instructions for the other kind.
 DEVICE void widen_other(uint32 bytes, uint32& first, uint32& second) {
-    if constexpr (KV_DTYPE == FP8_E4M3) bytes &= (bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu | 0x7f7f7f7fu;  // -0 is 0
+    if constexpr (KV_DTYPE == FP8_E4M3) bytes &= ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | 0x7f7f7f7fu;  // -0 is 0
     fp8x4_to_pairs<Q_IS_BF16>(bytes, first, second);
 }
 
-/// The same of any bytes.
+/// The same of any, by more instructions.
 DEVICE void widen_any(uint32 bytes, uint32& first, uint32& second) {
+    constexpr uint32 TWO = 0x40004000u, HALF = Q_IS_BF16 ? 0x3f003f00u : 0x38003800u;  // pairs
+    constexpr uint32 UNIT = KV_DTYPE == FP8_E4M3 ? HALF : TWO;
     widen_fp8x4(bytes, first, second);
-    constexpr bool twice = KV_DTYPE == FP8_E4M3FNUZ;
-    auto scaled = [](uint32 pair) {
-        return Q_IS_BF16 ? multiply_bf16x2(pair, twice ? 0x40004000u : 0x3f003f00u) : multiply_f16x2(pair, twice ? 0x40004000u : 0x38003800u);
-    };
-    first = scaled(first);
-    second = scaled(second);
+    first = Q_IS_BF16 ? multiply_bf16x2(first, UNIT) : multiply_f16x2(first, UNIT);
+    second = Q_IS_BF16 ? multiply_bf16x2(second, UNIT) : multiply_f16x2(second, UNIT);
 }
 
 /// Elements of the cache, of several tokens, as elements of Q_DTYPE in units of WIDENED_UNIT.

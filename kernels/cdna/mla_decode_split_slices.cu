@@ -1,8 +1,8 @@
 // Stage 1 of MLA decode for CDNA, few query rows: 16 in a block, tiles of 64 tokens, four waves of 64 lanes.
 //
 // With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns,
-// which serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the
-// next tile's is asked for as soon as a register is free, so that memory never waits:
+// which serve it as keys and as values, and a quarter of its rope (of one of 32 columns: half, of half the tokens). It goes from
+// device memory straight into registers, and the next tile's is asked for as soon as a register is free, so that memory never waits:
 //
 //   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
 //             shared memory, where every wave adds them up
@@ -123,12 +123,14 @@ struct Tile {
             rows.valid[t] = within && is_page(p, pages.page[t]);
             page[t] = rows.valid[t] ? pages.page[t] : 0;
         }
-        row_offsets(page, entry, p.kv_stride_page, p.kv_stride_token, [&](int t, int64 bytes) { rows.latent[t] = kv + bytes; });
+        auto latent = [&](int t, int64 bytes) { rows.latent[t] = kv + bytes; };
+        auto rope = [&](int t, int64 bytes) { rows.rope[t] = k_rope + bytes; };
+        row_offsets(page, entry, p.kv_stride_page, p.kv_stride_token, latent);
         if (!HAS_ROPE) return rows;
         if (p.kv_stride_page == p.rope_stride_page && p.kv_stride_token == p.rope_stride_token) {
             UNROLL for (int t = 0; t < ROPE_TOKENS; t++) rows.rope[t] = rows.latent[t] + (k_rope - kv);
         } else {
-            row_offsets(page, entry, p.rope_stride_page, p.rope_stride_token, [&](int t, int64 bytes) { rows.rope[t] = k_rope + bytes; });
+            row_offsets(page, entry, p.rope_stride_page, p.rope_stride_token, rope);
         }
         return rows;
     }

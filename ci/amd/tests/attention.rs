@@ -331,7 +331,10 @@ fn forms_of_other_widths_and_types() {
     let chosen = |variant: &Variant| {
         let narrow = variant.kv_lora_rank == 256 && (variant.kv_dtype.size() == 2) == (variant.rope_dim == 32);
         let other = variant.kv_dtype == DType::Fp8E4m3 && (variant.kv_lora_rank, variant.rope_dim) == WIDE;
-        variant.entry == Entry::DecodeSplit && variant.stages == 1 && variant.q_dtype == DType::BF16 && (narrow || other)
+        variant.entry == Entry::DecodeSplit
+            && variant.stages == 1
+            && variant.q_dtype == DType::BF16
+            && (narrow || other)
     };
     let count = select::all_variants("gfx942").into_iter().filter(chosen).map(|variant| decode(variant, 14, 2)).count();
     assert!(count >= 9, "{count}");
@@ -396,7 +399,8 @@ fn the_order_of_blocks_is_a_permutation() {
                 assert_eq!(before, None, "{share:?} is done twice of {items} items in {row_blocks} blocks");
             }
             for item in 0..items / DIES * DIES {
-                let dies: Vec<_> = seen[item * row_blocks..][..row_blocks].iter().map(|b| b.map(|b| b % DIES)).collect();
+                let dies: Vec<_> =
+                    seen[item * row_blocks..][..row_blocks].iter().map(|b| b.map(|b| b % DIES)).collect();
                 assert!(dies.iter().all(|die| *die == dies[0]), "item {item} of {items} is on dies {dies:?}");
             }
         }
