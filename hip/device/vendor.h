@@ -26,7 +26,7 @@ DEVICE int wave_index() { return thread_index() / WAVE; }
 // As a scalar, so that a wave branches around what is not its own: matrix instructions ignore the execution mask.
 DEVICE bool wave_agrees(bool condition) { return __builtin_amdgcn_readfirstlane(condition); }
 DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
-DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / THREADS); }
 
 #if WAVE == 64
 #define WAVE_BALLOT __builtin_amdgcn_ballot_w64

@@ -98,9 +98,10 @@ DEVICE Share share_of(const DecodeParams& p, int block) {
 
 // ---- rows of the cache ----
 
+/// Whether there is such a page, of 2^31 - 1 at most.
 DEVICE bool is_page(const DecodeParams& p, int page) {
-    constexpr int64 IDS = 1ll << 31;
-    return (uint32)page < (uint32)(p.num_pages < IDS ? p.num_pages : IDS);
+    constexpr int64 MOST = 0x7fffffff;
+    return (uint32)page < (uint32)(p.num_pages < MOST ? p.num_pages : MOST);
 }
 
 /// Where tokens' rows are, in bytes. Products of 32 bits, which strides fit as a rule, take a third of the time.
