@@ -7,6 +7,7 @@ NVIDIA's go through NVRTC of a pip package, AMD's through clang-22 and lld-22.
 import concurrent.futures
 import ctypes
 import json
+import multiprocessing
 import os
 import re
 import shutil
@@ -125,9 +126,17 @@ class Amd:
         )
 
 
+job = None  # of this process's children: what makes the answer for a variant
+
+
+def answer(variant):
+    return job(variant)
+
+
 def examine(variants, look):
     """Compiles every variant and has `look` see it: triples of the variant, what `look` returned and the error if there was
     one, in order. Says which vendor's compiler is not here."""
+    global job
     for vendor, of_vendor in ((Nvidia, lambda arch: not is_amd(arch)), (Amd, is_amd)):
         mine = [variant for variant in variants if of_vendor(variant["arch"])]
         if not mine:
@@ -137,10 +146,11 @@ def examine(variants, look):
         except (OSError, subprocess.CalledProcessError, StopIteration) as error:
             print(f"not run: {vendor.__name__}: {error!r}")
             continue
-        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-            jobs = [pool.submit(lambda variant: look(variant, compiler.compile(variant)), variant) for variant in mine]
-            for variant, job in zip(mine, jobs):
+        job = lambda variant: look(variant, compiler.compile(variant))
+        with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("fork")) as pool:
+            jobs = [pool.submit(answer, variant) for variant in mine]
+            for variant, done in zip(mine, jobs):
                 try:
-                    yield variant, job.result(), None
+                    yield variant, done.result(), None
                 except CompileError as error:
                     yield variant, None, str(error)

@@ -197,7 +197,7 @@ job_isa() {
   say "what the main loops of both vendors execute, against ci/isa/budgets.toml"
   amd_compiler
   python3 ci/isa/tests.py
-  python3 ci/isa
+  python3 ci/isa --all=gfx942,gfx950
 }
 
 job_hip() {

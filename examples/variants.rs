@@ -67,6 +67,7 @@ fn describe(arch: &str, variant: &Variant, common: bool, texts: &mut Vec<String>
         "shared_bytes": if split { select::split_shared_bytes(variant, arch) } else { 0 },
         "shared_limit": select::shared_limit(arch),
         "rows": if split { rows_served(arch, variant) } else { Vec::new() },
+        "kv_dtype": variant.kv_dtype.to_string(),
         "kv_bytes": variant.kv_dtype.size(),
         "kv_lora_rank": variant.kv_lora_rank,
         "rope_dim": variant.rope_dim,

@@ -44,13 +44,16 @@ def parse(listing, kernel, arch):
         if not inside or not (match := LINE.match(line)):
             continue
         name, operands, address, target = match.groups()
+        address, target = int(address, 16), base + int(target or "0", 16)
+        # Code out of line for the lanes that need it is taken to run, as is code that only no lane at all would skip.
+        aside = name == "s_cbranch_execnz" and target > address
         found.append(
             flow.Instruction(
-                address=int(address, 16),
+                address=address,
                 name=name,
                 operands=operands,
-                targets=(base + int(target or "0", 16),) if BRANCH.match(name) else (),
-                falls_through=name not in ("s_branch", "s_endpgm", "s_setpc_b64"),
+                targets=(target,) if BRANCH.match(name) else (),
+                falls_through=name not in ("s_branch", "s_endpgm", "s_setpc_b64") and not aside,
                 skips_nothing=name == "s_cbranch_execz",
                 work=matrix_work(name),
                 loaded=loaded_bytes(name, arch),
@@ -168,11 +171,11 @@ CLOCKS = {"mfma": 6, "valu": 6, "lds": 6, "memory": 6, "barriers": 5, "total": 6
 
 
 def budgets_of(variant, budgets):
-    """The budgets of the problems that a variant serves, with what it is known to miss."""
+    """The budgets of the problems that a variant serves."""
+    of_variant = {"arches": "arch", "ranks": "kv_lora_rank", "kv_dtypes": "kv_dtype"}
     for budget in budgets:
-        serves = variant["arch"] in budget["arches"] and budget["rows"] in variant["rows"]
-        if serves and budget["kv_bits"] == variant["kv_bytes"] * 8:
-            yield budget | {"missed": budget.get("missed", {}).get(variant["arch"], {})}
+        if budget["rows"] in variant["rows"] and all(variant[name] in budget[names] for names, name in of_variant.items()):
+            yield budget
 
 
 def look(variant, code, budgets):
@@ -183,7 +186,7 @@ def look(variant, code, budgets):
     scale = 64 / (tiles * variant["tile_tokens"])
     once = counts(turn, arch)
     per_64 = Counter({kind: count * scale for kind, count in once.items()})
-    per_64["mfma"] = per_64["matrix_work"] / 4096 * waves / 4 / (variant["block_rows"] / 16)
+    per_64["mfma"] = once["matrix_work"] / (flow.tile_work(variant, waves) * tiles)
 
     takes = resources(code.notes)
     lds = variant["shared_bytes"] + code.static
@@ -205,6 +208,10 @@ def look(variant, code, budgets):
 
         of = clocks(max(variant["rows"], default=0))
         cells += "".join(f" {flow.rounded(of[part]):>{width}}" for part, width in CLOCKS.items())
-        for budget in budgets_of(variant, budgets):
+        held = list(budgets_of(variant, budgets))
+        for budget in held:
             problems += model.over_budget(budget, per_64, clocks(budget["rows"]))
+        budgeted = {budget["rows"] for budget in budgets if arch in budget["arches"]}
+        missing = budgeted & set(variant["rows"]) - {budget["rows"] for budget in held}
+        problems += [f"no budget for {rows} rows" for rows in sorted(missing)]
     return cells, problems, turn

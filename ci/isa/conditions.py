@@ -5,12 +5,13 @@ branches contradict themselves. Here the conditions are followed from register t
 on one decides all later ones on the same, and what a turn assumed of its beginning must hold at its end.
 """
 
+import functools
 import re
 
-PAIR = re.compile(r"s\[(\d+):(\d+)\]$")
 NO_SCC = re.compile(r"s_(mov|cselect|cbranch|branch|waitcnt|wait|nop|mul_i32|mul_hi|load|buffer|barrier|setprio|sext|pack|movk|getpc|sleep|delay|clause|brev|bitset|cmov)")
 
 
+@functools.cache
 def overlapping(register, operand):
     """Whether a write to `operand` changes `register` (both as spelled in the listing)."""
     if register == operand:
@@ -76,9 +77,17 @@ def transfers(instruction):
     return moved
 
 
+@functools.cache
 def compares(symbol, register):
     """Whether a symbol stands for a comparison, of as it is now, with `register`."""
     return symbol[1] == "now" and any(part[0] in "sv" and overlapping(part, register) for part in symbol[0].split())
+
+
+@functools.cache
+def tested(name):
+    """The register that a branch tests, and whether it is taken when that is true."""
+    test = re.match(r"s_cbranch_(vcc|scc)(z|nz|0|1)$", name)
+    return (test[1], test[2] in ("nz", "1")) if test else None
 
 
 class Conditions:
@@ -86,16 +95,23 @@ class Conditions:
 
     def __init__(self, blocks, header, body):
         self.header = header
-        self.moves = {a: [(i, transfers(i)) for i in blocks[a].instructions] for a in body}
+        self.moves = self.that_matter({a: [(i, transfers(i)) for i in blocks[a].instructions] for a in body})
         self.live = self.liveness(blocks, body)
         start = {register: ((register, "start"), True) for register in self.live[header]}
         self.start = (frozenset(start.items()), frozenset())
 
     @staticmethod
-    def tested(instruction):
-        """The register that a branch tests, and whether it is taken when that is true."""
-        test = re.match(r"s_cbranch_(vcc|scc)(z|nz|0|1)$", instruction.name)
-        return (test[1], test[2] in ("nz", "1")) if test else None
+    def that_matter(moves):
+        """Of what instructions do to conditions that which a branch of the loop may depend on."""
+        matter, before = {"vcc", "scc"}, 0
+        touches = lambda to: any(overlapping(register, to) for register in matter)
+        every = [move for block in moves.values() for _, moved in block for move in moved]
+        while len(matter) > before:
+            before = len(matter)
+            for to, source in every:
+                if isinstance(source, tuple) and touches(to):
+                    matter |= {part for part in source[0].split() if part[0] in "sv"}
+        return {a: [(i, [move for move in moved if touches(move[0])]) for i, moved in block] for a, block in moves.items()}
 
     def liveness(self, blocks, body):
         """Registers at each block's beginning that a later branch depends on."""
@@ -106,7 +122,7 @@ class Conditions:
             for a in body:
                 alive = set().union(*(live[to] for to in blocks[a].next if to in body))
                 for instruction, moved in reversed(self.moves[a]):
-                    if test := self.tested(instruction):
+                    if test := tested(instruction.name):
                         alive.add(test[0])
                     for to, source in moved:
                         if any(overlapping(register, to) for register in alive):
@@ -143,7 +159,7 @@ class Conditions:
                 registers[to] = value
         last = block.instructions[-1]
         ways = [(to, None) for to in block.next]
-        test = self.tested(last)
+        test = tested(last.name)
         if test and test[0] in registers and len(ways) == 2:
             value, (_, when) = registers[test[0]], test
             taken = lambda to: to in last.targets

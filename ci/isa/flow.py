@@ -180,10 +180,15 @@ def tile_bytes(variant):
     return variant["tile_tokens"] * (variant["kv_lora_rank"] + variant["rope_dim"]) * variant["kv_bytes"]
 
 
+def tile_work(variant, waves):
+    """Multiply-adds that a wave's share of a tile needs."""
+    columns = variant["kv_lora_rank"] * 2 + variant["rope_dim"]
+    return variant["block_rows"] * variant["tile_tokens"] * columns // waves
+
+
 def tile_turn(instructions, variant, waves, conditions):
     """One steady turn of a wave through the main loop of stage 1, and the tiles that it handles."""
-    columns = variant["kv_lora_rank"] * 2 + variant["rope_dim"]
-    work = variant["block_rows"] * variant["tile_tokens"] * columns // waves
+    work = tile_work(variant, waves)
     blocks = blocks_of(instructions)
     loops = main_loops(blocks)
     for header, body in loops:

@@ -85,10 +85,9 @@ def calibration():
 def over_budget(budget, counts, of):
     """What breaks a budget: `counts` of one wave and clocks `of` the model, for 64 tokens."""
     measured = {f"{part}_of_memory": of[part] / of["memory"] for part in PARTS}
-    measured |= {"mfma_of_total": of["mfma"] / of["total"]}
+    measured |= {f"{part}_of_total": of[part] / of["total"] for part in ("mfma", "memory")}
     measured |= {name: counts[name] for name in ("mfma", "accvgpr", "rescales", "barriers")}
     for name in measured.keys() & budget.keys():
-        least = name == "mfma_of_total"
-        breaks = lambda limit: round(measured[name], 2) < limit if least else round(measured[name], 2) > limit
-        if breaks(budget["missed"].get(name, budget[name])):
-            yield f"for {budget['rows']} rows {name} is {measured[name]:.2f}: {'at least' if least else 'at most'} {budget[name]}"
+        least, value = name.endswith("_of_total"), round(measured[name], 2)
+        if value < budget[name] if least else value > budget[name]:
+            yield f"for {budget['rows']} rows {name} is {value:.2f}: {'at least' if least else 'at most'} {budget[name]}"

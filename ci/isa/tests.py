@@ -50,6 +50,11 @@ class Turns(unittest.TestCase):
         self.assertIn("ds_write_b128", names)
         self.assertEqual(names.count("s_barrier"), 1)
 
+    def test_code_aside_for_some_lanes_is_counted(self):
+        loop = ["s_nop 0", "top:", LOAD, MFMA, "s_and_saveexec_b64 s[8:9], vcc", "s_cbranch_execnz aside", "back:", "s_or_b64 exec, exec, s[8:9]"]
+        loop += ["s_cmp_lt_i32 s6, s7", "s_cbranch_scc1 top", "s_endpgm", "aside:", "v_mul_lo_u32 v12, v13, v14", "s_branch back"]
+        self.assertIn("v_mul_lo_u32", turn(loop))
+
     def test_a_condition_that_was_kept_decides_later_branches(self):
         # Whoever skips the first part goes through the second: no way misses both, though each can be missed.
         loop = ["s_nop 0", "top:", LOAD, MFMA, "s_cmp_gt_i32 s4, 0", "s_cselect_b64 s[10:11], -1, 0", "s_cmp_lt_i32 s4, 1"]
@@ -83,14 +88,23 @@ class Counts(unittest.TestCase):
     def test_bytes_of_shared_memory(self):
         self.assertEqual(self.count("ds_read_u16 v1, v2", "ds_read2_b64 v[4:7], v2", "ds_write_b128 v2, v[4:7]")["lds_bytes"], (4 + 16 + 16) * 64)
 
-    def test_a_broken_budget_is_told_unless_it_is_known(self):
+    def test_a_broken_budget_is_told(self):
         of = dict.fromkeys((*model.PARTS, "total"), 100.0)
-        counts = {"mfma": 68, "accvgpr": 0, "rescales": 0, "barriers": 8}
-        budget = {"rows": 16, "mfma": 68, "barriers": 5, "mfma_of_total": 0.75, "missed": {}}
+        counts = {"mfma": 1.0, "accvgpr": 0, "rescales": 0, "barriers": 8}
+        budget = {"rows": 16, "mfma": 1.0, "barriers": 5, "mfma_of_total": 0.75}
         self.assertEqual(len(list(model.over_budget(budget, counts, of))), 1)
-        self.assertEqual(list(model.over_budget(budget | {"missed": {"barriers": 8}}, counts, of)), [])
-        self.assertEqual(len(list(model.over_budget(budget | {"missed": {"barriers": 7}}, counts, of))), 1)
-        self.assertEqual(len(list(model.over_budget(budget | {"barriers": 8}, counts, of | {"mfma": 70.0}))), 1)
+        budget |= {"barriers": 8}
+        self.assertEqual(list(model.over_budget(budget, counts, of)), [])
+        self.assertEqual(len(list(model.over_budget(budget, counts | {"mfma": 1.06}, of))), 1)
+        self.assertEqual(len(list(model.over_budget(budget, counts, of | {"mfma": 70.0}))), 1)
+        self.assertEqual(len(list(model.over_budget({"rows": 128, "memory_of_total": 0.9}, counts, of | {"memory": 80.0}))), 1)
+
+    def test_budgets_are_found_by_what_a_variant_serves(self):
+        budget = {"arches": ["gfx942"], "rows": 16, "ranks": [512], "kv_dtypes": ["bf16"]}
+        variant = {"arch": "gfx942", "rows": [16], "kv_lora_rank": 512, "kv_dtype": "bf16"}
+        self.assertEqual(list(amd.budgets_of(variant, [budget])), [budget])
+        for change in ({"arch": "gfx90a"}, {"rows": []}, {"kv_lora_rank": 256}, {"kv_dtype": "f16"}):
+            self.assertEqual(list(amd.budgets_of(variant | change, [budget])), [])
 
 
 class Nvidia(unittest.TestCase):

@@ -26,7 +26,7 @@ DEVICE int wave_index() { return thread_index() / WAVE; }
 // As a scalar, so that a wave branches around what is not its own: matrix instructions ignore the execution mask.
 DEVICE bool wave_agrees(bool condition) { return __builtin_amdgcn_readfirstlane(condition); }
 DEVICE int block_index() { return (int)__builtin_amdgcn_workgroup_id_x(); }
-DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / __builtin_amdgcn_workgroup_size_x()); }
+DEVICE int grid_blocks() { return (int)(__builtin_amdgcn_grid_size_x() / THREADS); }
 
 #if WAVE == 64
 #define WAVE_BALLOT __builtin_amdgcn_ballot_w64
@@ -107,6 +107,7 @@ DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
 DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }
 DEVICE float maximum(float a, float b) { return __builtin_fmaxf(a, b); }
+DEVICE float multiply_add(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 // Kernels do not overlap, so there is nothing that could be out of date, and nothing to be early for.
 DEVICE int load_now(const int GLOBAL* from) { return *from; }
@@ -144,6 +145,16 @@ DEVICE uint32 pack_bf16(float low, float high) {
 #endif
 }
 
+/// The same of what is positive, 0 or a NaN with no more bits than a bf16 has, in fewer instructions.
+DEVICE uint32 pack_bf16_weights(float low, float high) {
+#if defined(__gfx950__)
+    return pack_bf16(low, high);
+#else
+    auto round = [](uint32 bits) { return bits + 0x7fffu + __builtin_amdgcn_ubfe(bits, 16, 1); };
+    return __builtin_amdgcn_perm(round(float_bits(high)), round(float_bits(low)), 0x07060302u);
+#endif
+}
+
 DEVICE uint32 pack_f16(float low, float high) {
     typedef _Float16 Pair __attribute__((ext_vector_type(2)));
     return __builtin_bit_cast(uint32, (Pair){(_Float16)low, (_Float16)high});
@@ -175,6 +186,38 @@ DEVICE void fp8x4_to_float(uint32 bytes, float (&value)[4]) {
     value[3] = high[1];
 #endif
 }
+
+/// The same as two pairs of bf16 or f16.
+template <bool bf16>
+DEVICE void fp8x4_to_pairs(uint32 bytes, uint32& first, uint32& second) {
+#if defined(__gfx950__)
+    if constexpr (bf16) {
+        first = __builtin_bit_cast(uint32, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(bytes, 1.0f, false));
+        second = __builtin_bit_cast(uint32, __builtin_amdgcn_cvt_scalef32_pk_bf16_fp8(bytes, 1.0f, true));
+    } else {
+        first = __builtin_bit_cast(uint32, __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(bytes, 1.0f, false));
+        second = __builtin_bit_cast(uint32, __builtin_amdgcn_cvt_scalef32_pk_f16_fp8(bytes, 1.0f, true));
+    }
+#else
+    float value[4];
+    fp8x4_to_float(bytes, value);
+    // A bf16 is the upper half of a float, of which no more is in use.
+    constexpr uint32 UPPER_HALVES = 0x07060302u;
+    auto pair = [](float low, float high) {
+        return bf16 ? __builtin_amdgcn_perm(float_bits(high), float_bits(low), UPPER_HALVES)
+                    : __builtin_bit_cast(uint32, __builtin_amdgcn_cvt_pkrtz(low, high));  // exact
+    };
+    first = pair(value[0], value[1]);
+    second = pair(value[2], value[3]);
+#endif
+}
+
+/// Dies that blocks are dealt out to in turn, each with a second-level cache of its own.
+#if defined(__gfx942__) || defined(__gfx950__)
+constexpr int DIES = 8;
+#else
+constexpr int DIES = 1;
+#endif
 
 constexpr bool CONVERTS_E4M3 = false;
 DEVICE void e4m3x4_to_f16(uint32, uint32&, uint32&) {}

@@ -18,14 +18,15 @@ constexpr int COLUMNS = KV_LORA_RANK / WAVES;
 constexpr int LANE_COLUMNS = COLUMNS / 16;
 constexpr int LANE_TOKENS = 4;
 constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
-constexpr int CHUNKS = WIDTH / 32;                // of columns that a wave multiplies at once
-constexpr int STAGED = BLOCK_ROWS == 64 ? 5 : 2;  // chunks of queries that a lane keeps in shared memory
-constexpr int HELD = CHUNKS - STAGED;             // and in registers
+constexpr int ROW_BYTES = divide_up(WIDTH, 64) * 128;  // of a token in shared memory
+constexpr int CHUNKS = WIDTH / 32;                     // of columns that a wave multiplies at once
+constexpr int STAGED = KV_LORA_RANK < 512 ? BLOCK_ROWS == 128 ? 3 : 0 : BLOCK_ROWS == 64 ? 5 : 2;  // chunks of queries that a lane keeps in shared memory
+constexpr int HELD = CHUNKS - STAGED;                                      // and in registers
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
-constexpr int ROPE_LANES = 16;  // of a token: the first waves load its rope, four columns a lane
+constexpr int ROPE_WAVES = TILE_TOKENS * ROPE_DIM / 4 / WAVE;  // the first waves load the rope, four columns a lane
 static_assert(WAVE == 64 && TILE_TOKENS == 16 && WAVE_TILES >= 1 && ROW_TILES % 2 == 0, "waves divide the rows");
-static_assert((LANE_COLUMNS == 4 || LANE_COLUMNS == 8) && WIDTH % 64 == 0, "lanes divide the columns");
-static_assert(ROPE_DIM == ROPE_LANES * 4 || !HAS_ROPE, "lanes divide the rope");
+static_assert((LANE_COLUMNS == 4 || LANE_COLUMNS == 8) && WIDTH % 32 == 0, "lanes divide the columns");
+static_assert(TILE_TOKENS * ROPE_DIM == ROPE_WAVES * WAVE * 4 && ROPE_WAVES <= WAVES, "lanes divide the rope");
 
 /// Where a token's row is, in bytes; negative if it is not to be read.
 struct alignas(16) Place {
@@ -35,7 +36,7 @@ struct alignas(16) Place {
 // Shared memory, in bytes from its beginning. Even and odd tiles have their own of what is twice there: tiles, weights, places,
 // and the last tile at which each wave raised a maximum. A tile takes the place of the one before last, of which lanes read only
 // what they stored themselves.
-constexpr int TILE_BYTES = TILE_TOKENS * WIDTH * 2;
+constexpr int TILE_BYTES = TILE_TOKENS * ROW_BYTES;
 constexpr int WEIGHTS_BYTES = ROW_TILES * WAVE * 8;
 constexpr int WEIGHTS_AT = 2 * TILE_BYTES;
 constexpr int PLACES_AT = WEIGHTS_AT + 2 * WEIGHTS_BYTES;
@@ -51,7 +52,7 @@ static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 /// Byte of a tile that holds a column of a token: words of 16 bytes lie so that neither lanes that write nor lanes that read at
 /// a time meet in a bank.
 DEVICE int tile_byte(int token, int column) {
-    return token * WIDTH * 2 + (column / 8 ^ token % 8) * 16 + column % 8 * 2;
+    return token * ROW_BYTES + (column / 8 ^ token % 8) * 16 + column % 8 * 2;
 }
 
 /// Looks up where the tokens of a tile are; one wave does it for all.
@@ -81,19 +82,19 @@ struct Slice {
     using Latent = Words<LANE_COLUMNS * ELEM / 4>;
     using Rope = Words<ELEM>;
     Latent latent[LANE_TOKENS];
-    Rope rope;
+    Rope rope[1];
     bool valid[LANE_TOKENS], rope_valid;
 
     /// First token and column of a thread; token and column of its rope.
     static DEVICE uint32 token(uint32 thread) { return thread % WAVE / 16 * LANE_TOKENS; }
     static DEVICE uint32 column(uint32 thread) { return thread / WAVE * COLUMNS + thread % 16 * LANE_COLUMNS; }
-    static DEVICE uint32 rope_token(uint32 thread) { return thread / ROPE_LANES; }
-    static DEVICE uint32 rope_column(uint32 thread) { return thread % ROPE_LANES * 4; }
-    static DEVICE bool has_rope() { return HAS_ROPE && wave_agrees(wave_index() < TILE_TOKENS * ROPE_LANES / WAVE); }
+    static DEVICE uint32 rope_token(uint32 thread) { return thread * 4 / (HAS_ROPE ? ROPE_DIM : 1); }
+    static DEVICE uint32 rope_column(uint32 thread) { return thread * 4 % (HAS_ROPE ? ROPE_DIM : 1); }
+    static DEVICE bool has_rope() { return HAS_ROPE && wave_agrees(wave_index() < ROPE_WAVES); }
 
     /// Where the columns of the `t`-th token are in a tile.
     static DEVICE int byte(int t) {
-        return (tile_byte(token(thread_index()), column(thread_index())) ^ t * 16) + t * WIDTH * 2;
+        return (tile_byte(token(thread_index()), column(thread_index())) ^ t * 16) + t * ROW_BYTES;
     }
 
     /// Rows that are not to be read give way to something that is surely there, the queries.
@@ -110,7 +111,7 @@ struct Slice {
         int64 from = places[rope_token(thread)].rope;
         rope_valid = from >= 0;
         const uint8 GLOBAL* row = from >= 0 ? global_pointer<const uint8>(p.k_rope) + from : global_pointer<const uint8>(p.q);
-        rope = *(const Rope GLOBAL*)(row + rope_column(thread) * ELEM);
+        rope[0] = *(const Rope GLOBAL*)(row + rope_column(thread) * ELEM);
     }
 
     /// Makes zeros of rows that were not read: a weight of zero does not undo a NaN.
@@ -118,27 +119,31 @@ struct Slice {
         UNROLL for (int t = 0; t < LANE_TOKENS; t++) {
             if (!valid[t]) latent[t] = {};
         }
-        if (!rope_valid) rope = {};
+        if (!rope_valid) rope[0] = {};
     }
 
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3] && rope_valid; }
 
     DEVICE void store(uint8 SHARED* tile) {
         if (unlikely(wave_any(!all_valid()))) clear_invalid();
-        UNROLL for (int t = 0; t < LANE_TOKENS; t++) *(Words<LANE_COLUMNS / 2> SHARED*)(tile + byte(t)) = operands(latent[t]);
+        Words<LANE_COLUMNS / 2> columns[LANE_TOKENS];
+        widen(latent, columns);
+        UNROLL for (int t = 0; t < LANE_TOKENS; t++) *(Words<LANE_COLUMNS / 2> SHARED*)(tile + byte(t)) = columns[t];
         uint32 thread = unhoisted((uint32)thread_index());
         if (!has_rope()) return;
-        *(Words<2> SHARED*)(tile + tile_byte(rope_token(thread), KV_LORA_RANK + rope_column(thread))) = operands(rope);
+        Words<2> rope_columns[1];
+        widen(rope, rope_columns);
+        *(Words<2> SHARED*)(tile + tile_byte(rope_token(thread), KV_LORA_RANK + rope_column(thread))) = rope_columns[0];
     }
 };
 
 /// This wave's query rows, as the lane multiplies them: a row of each of its row tiles, or some row that is there for one that is
 /// not, whose result goes nowhere.
 struct Queries {
-    Word4 held[WAVE_TILES][HELD];
+    Words<4> held[WAVE_TILES][HELD];
 
-    static DEVICE Word4 SHARED* staged(uint8 SHARED* shared, int r, int j) {
-        return (Word4 SHARED*)(shared + QUERIES_AT) + ((j - HELD) * WAVE_TILES + r) * THREADS + thread_index();
+    static DEVICE Words<4> SHARED* staged(uint8 SHARED* shared, int r, int j) {
+        return (Words<4> SHARED*)(shared + QUERIES_AT) + ((j - HELD) * WAVE_TILES + r) * THREADS + thread_index();
     }
 
     DEVICE void read(const DecodeParams& p, int virtual_seq, int row, uint8 SHARED* shared) {
@@ -146,7 +151,7 @@ struct Queries {
             Row at = row_of(p, virtual_seq, row + r * 16);
             const uint16 GLOBAL* row = query_row(p, at) + unhoisted((uint32)lane_index()) / 16 * 8;
             UNROLL for (int j = 0; j < CHUNKS; j++) {
-                Word4 word = *(const Word4 GLOBAL*)(row + j * 32);
+                Words<4> word = *(const Words<4> GLOBAL*)(row + j * 32);
                 if (j < HELD) {
                     held[r][j] = word;
                 } else {
@@ -163,9 +168,15 @@ struct Logits {
 
     DEVICE void push(uint8 SHARED* shared, const uint8 SHARED* tile, const Queries& q, int j) {
         int first = tile_byte(lane_index() % 16, lane_index() / 16 * 8);
-        Word4 key = *(const Word4 SHARED*)(tile + (first ^ j % 2 * 64) + j / 2 * 128);
+        Words<4> key = *(const Words<4> SHARED*)(tile + (first ^ j % 2 * 64) + j / 2 * 128);
         UNROLL for (int r = 0; r < WAVE_TILES; r++) {
-            multiply(sum[r], key, j < HELD ? q.held[r][j < HELD ? j : 0] : *Queries::staged(shared, r, j));
+            Words<4> query;
+            if (j < HELD) {
+                query = q.held[r][j];
+            } else {
+                query = *Queries::staged(shared, r, j);
+            }
+            multiply(sum[r], key, query);
         }
     }
 };
@@ -179,18 +190,18 @@ struct Output {
     static constexpr int UNITS = ROW_TILES / 2 * LANE_COLUMNS;
 
     struct Operands {
-        Word2 values[AT_ONCE];
-        Word4 weights;  // of two row tiles
+        Words<2> values[AT_ONCE];
+        Words<4> weights;  // of two row tiles
 
         DEVICE void load_values(const uint8 SHARED* stored, int first) {
-            Word2 token[LANE_TOKENS];
-            UNROLL for (int t = 0; t < LANE_TOKENS; t++) token[t] = *(const Word2 SHARED*)(stored + Slice::byte(t) + first * 2);
-            Word4 pair = transpose_pairs(token[0].x, token[1].x, token[2].x, token[3].x);
-            values[0] = {pair.x, pair.y};
-            values[1] = {pair.z, pair.w};
-            pair = transpose_pairs(token[0].y, token[1].y, token[2].y, token[3].y);
-            values[2] = {pair.x, pair.y};
-            values[3] = {pair.z, pair.w};
+            Words<2> token[LANE_TOKENS];
+            UNROLL for (int t = 0; t < LANE_TOKENS; t++) token[t] = *(const Words<2> SHARED*)(stored + Slice::byte(t) + first * 2);
+            Words<4> pair = transpose_pairs(token[0].word[0], token[1].word[0], token[2].word[0], token[3].word[0]);
+            values[0] = {{pair.word[0], pair.word[1]}};
+            values[1] = {{pair.word[2], pair.word[3]}};
+            pair = transpose_pairs(token[0].word[1], token[1].word[1], token[2].word[1], token[3].word[1]);
+            values[2] = {{pair.word[0], pair.word[1]}};
+            values[3] = {{pair.word[2], pair.word[3]}};
         }
     };
 
@@ -205,10 +216,10 @@ struct Output {
         int pair = unit / AT_ONCE % (ROW_TILES / 2);
         int n = unit / (AT_ONCE * ROW_TILES / 2) * AT_ONCE + unit % AT_ONCE;
         if (unit % (AT_ONCE * ROW_TILES / 2) == 0) operands.load_values(stored, n);
-        if (unit % AT_ONCE == 0) operands.weights = *(const Word4 SHARED*)(weights + (pair * WAVE + lane_index()) * 16);
-        const Word4& of = operands.weights;
-        multiply(tile[pair * 2][n], operands.values[n % AT_ONCE], Word2{of.x, of.y});
-        multiply(tile[pair * 2 + 1][n], operands.values[n % AT_ONCE], Word2{of.z, of.w});
+        if (unit % AT_ONCE == 0) operands.weights = *(const Words<4> SHARED*)(weights + (pair * WAVE + lane_index()) * 16);
+        const uint32 (&of)[4] = operands.weights.word;
+        multiply(tile[pair * 2][n], operands.values[n % AT_ONCE], {{of[0], of[1]}});
+        multiply(tile[pair * 2 + 1][n], operands.values[n % AT_ONCE], {{of[2], of[3]}});
     }
 
     /// Multiplies the rows of waves that raised a maximum at a tile.
@@ -249,9 +260,8 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     grid_dependency_wait();
     grid_dependency_launch();
 
-    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
+    Share share = share_of(p, block_index());
+    Part part = find_part(p, share.item);
     Cursor keys = {part.seq, part.token, 0};  // the tile whose logits are next
     keys.settle(p, part);
     if (!keys.more()) return;
@@ -282,7 +292,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
 
     auto row = [&](int r) {
         uint32 thread = unhoisted((uint32)thread_index());
-        return first_row + (int)((thread / WAVE * WAVE_TILES + r) * 16 + thread % 16);
+        return share.first_row + (int)((thread / WAVE * WAVE_TILES + r) * 16 + thread % 16);
     };
     Queries queries;
     Softmax softmax[WAVE_TILES];
@@ -305,9 +315,9 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
         UNROLL for (int r = 0; r < WAVE_TILES; r++) {
             int m = wave_index() * WAVE_TILES + r;
             float x[1][MMA_ELEMS];
-            float factor = softmax[r].push<1>(p, {logits.sum[r]}, x, keys.token);
-            *(Word2 SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {pack(x[0][0], x[0][1]),
-                                                                                        pack(x[0][2], x[0][3])};
+            float factor = softmax[r].push<1>(p, {logits.sum[r]}, x, keys.token, 0);
+            *(Words<2> SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {
+                {pack_weights(x[0][0], x[0][1]), pack_weights(x[0][2], x[0][3])}};
             if (unlikely(wave_any(factor != 1.0f))) {
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) factors[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = factor;
@@ -346,7 +356,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
             }
         }
         if (unlikely(last)) {
-            output.finish(p, seq, first_row, slot, scales);
+            output.finish(p, seq, share.first_row, slot, scales);
             if (!keys.more()) break;
             output.clear();
             barrier();

@@ -1,8 +1,8 @@
 // Stage 1 of MLA decode for CDNA, few query rows: 16 in a block, tiles of 64 tokens, four waves of 64 lanes.
 //
 // With few rows the cache is what takes time. Each wave has a slice of every token's row: a quarter of its latent columns,
-// which serve it as keys and as values, and a quarter of its rope. It goes from device memory straight into registers, and the
-// next tile's is asked for as soon as a register is free, so that memory never waits:
+// which serve it as keys and as values, and a quarter of its rope (of one of 32 columns: half, of half the tokens). It goes from
+// device memory straight into registers, and the next tile's is asked for as soon as a register is free, so that memory never waits:
 //
 //   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
 //             shared memory, where every wave adds them up
@@ -21,10 +21,12 @@ constexpr int CHUNK = 64 / ELEM;  // columns that four lanes load at once
 constexpr int CHUNKS = COLUMNS / CHUNK;
 constexpr int STEPS = COLUMNS / 32;  // in which they are multiplied, eight columns of a lane
 constexpr int CHUNK_STEPS = CHUNK / 32;
-constexpr int ROPE_COLUMNS = ROPE_DIM / WAVES;
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
+constexpr int ROPE_COLUMNS = 16;  // of a wave; where there are too few for all, waves share out the tokens as well
+constexpr int ROPE_SLICES = HAS_ROPE ? ROPE_DIM / ROPE_COLUMNS : 1;
+constexpr int ROPE_TOKENS = HAS_ROPE ? TOKENS * ROPE_SLICES / WAVES : TOKENS;  // of a wave
 static_assert(BLOCK_ROWS == 16 && WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
-static_assert(ROPE_COLUMNS == 16 || ROPE_COLUMNS == 0, "a step of rope");
+static_assert(ROPE_DIM % 32 == 0 && (ROPE_TOKENS == 2 || ROPE_TOKENS == 4), "waves divide the rope");
 
 // Shared memory: a wave's area holds a step's values on their way between lanes, then its share of the tile's logits. Tiles take
 // turns between two sets of areas, so that a barrier a tile is enough. Pairs of columns lie so that neither lanes that write nor
@@ -38,12 +40,15 @@ static_assert(AREA_BYTES >= TOKENS * WAVE * 16, "logits fit");
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
 
+/// Which 16 tokens of a tile are a wave's `t`-th: first come those whose rope it multiplies.
+DEVICE int first_tokens() { return ROPE_TOKENS == TOKENS ? 0 : wave_index() / ROPE_SLICES * ROPE_TOKENS; }
+
 /// Looks up where the tokens of a tile are, a tile before they are loaded.
 struct Pages {
     Cursor at;
     const int GLOBAL* table;  // the sequence's row
     int page_shift;           // of a page size that is a power of two, else -1
-    int page[TOKENS];         // of this lane's tokens of the tile at the cursor; -1 past the table
+    int page[TOKENS];         // of this lane's tokens of the tile at the cursor, or any number past the table or the piece
 
     DEVICE void start(const DecodeParams& p, const Cursor& first) {
         at = first;
@@ -57,19 +62,27 @@ struct Pages {
         table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
     }
 
-    DEVICE int token_of(int t) const { return at.token + t * 16 + lane_row(); }
+    DEVICE int token_of(int t) const { return at.token + (t ^ first_tokens()) * 16 + lane_row(); }
 
-    /// Place of a token within its page.
-    DEVICE int entry(const DecodeParams& p, int t) const {
-        return page_shift >= 0 ? token_of(t) & (p.page_size - 1) : token_of(t) % unhoisted(p.page_size);
+    /// Pages of the sequence that the tokens are in, and their places there.
+    DEVICE void divide(const DecodeParams& p, int (&column)[TOKENS], int (&entry)[TOKENS]) const {
+        if (page_shift >= 0) {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                column[t] = token_of(t) >> page_shift;
+                entry[t] = token_of(t) & (p.page_size - 1);
+            }
+        } else {
+            UNROLL for (int t = 0; t < TOKENS; t++) {
+                column[t] = token_of(t) / unhoisted(p.page_size);
+                entry[t] = token_of(t) % unhoisted(p.page_size);
+            }
+        }
     }
 
     DEVICE void look_up(const DecodeParams& p) {
-        UNROLL for (int t = 0; t < TOKENS; t++) {
-            int token = token_of(t);
-            int column = page_shift >= 0 ? token >> page_shift : token / unhoisted(p.page_size);
-            page[t] = token < at.end && column < p.table_width ? table[column] : -1;
-        }
+        int column[TOKENS], entry[TOKENS];
+        divide(p, column, entry);
+        UNROLL for (int t = 0; t < TOKENS; t++) page[t] = table[smaller(column[t], p.table_width - 1)];
     }
 
     DEVICE void advance(const DecodeParams& p, const Part& part) {
@@ -84,7 +97,7 @@ DEVICE int step_column(int step) { return step / CHUNK_STEPS * CHUNK + step % CH
 /// This lane's share of a tile: 16 bytes of every chunk, of tokens 16 apart.
 struct Tile {
     Words<4> latent[CHUNKS][TOKENS];
-    Words<ELEM> rope[TOKENS];
+    Words<ELEM> rope[ROPE_TOKENS];
     bool valid[TOKENS];
 
     /// Where the tokens' rows begin for this lane.
@@ -94,22 +107,30 @@ struct Tile {
         bool valid[TOKENS];
     };
 
-    /// Rows past the piece's end or outside the cache give way to something that is surely there, the queries.
+    /// Rows past the piece's end or outside the cache give way to something that is surely there: the first page or, of a cache
+    /// without pages, the queries.
     static DEVICE Rows rows(const DecodeParams& p, const Pages& pages) {
-        const uint8 GLOBAL* kv = global_pointer<const uint8>(p.kv);
-        const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.k_rope);
-        const uint8 GLOBAL* q = global_pointer<const uint8>(p.q);
+        const uint8 GLOBAL* kv = global_pointer<const uint8>(p.num_pages > 0 ? p.kv : p.q);
+        const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.num_pages > 0 ? p.k_rope : p.q);
         int lane = unhoisted(lane_index());
+        kv += wave_index() * COLUMNS * ELEM + lane / 16 * 16;
+        k_rope += wave_index() % ROPE_SLICES * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
+        int page[TOKENS], column[TOKENS], entry[TOKENS];
+        pages.divide(p, column, entry);
         Rows rows;
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            int64 page = pages.page[t];
-            int64 entry = pages.entry(p, t);
-            bool valid = page >= 0 && page < p.num_pages;
-            rows.valid[t] = valid;
-            rows.latent[t] = valid ? kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM : q;
-            rows.rope[t] = valid ? k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : q;
-            rows.latent[t] += wave_index() * COLUMNS * ELEM + lane / 16 * 16;
-            rows.rope[t] += wave_index() * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
+            bool within = pages.token_of(t) < pages.at.end && column[t] < p.table_width;
+            rows.valid[t] = within && is_page(p, pages.page[t]);
+            page[t] = rows.valid[t] ? pages.page[t] : 0;
+        }
+        auto latent = [&](int t, int64 bytes) { rows.latent[t] = kv + bytes; };
+        auto rope = [&](int t, int64 bytes) { rows.rope[t] = k_rope + bytes; };
+        row_offsets(page, entry, p.kv_stride_page, p.kv_stride_token, latent);
+        if (!HAS_ROPE) return rows;
+        if (p.kv_stride_page == p.rope_stride_page && p.kv_stride_token == p.rope_stride_token) {
+            UNROLL for (int t = 0; t < ROPE_TOKENS; t++) rows.rope[t] = rows.latent[t] + (k_rope - kv);
+        } else {
+            row_offsets(page, entry, p.rope_stride_page, p.rope_stride_token, rope);
         }
         return rows;
     }
@@ -120,7 +141,7 @@ struct Tile {
 
     DEVICE void load_rope(const Rows& rows) {
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            if (HAS_ROPE) rope[t] = *(const Words<ELEM> GLOBAL*)rows.rope[t];
+            if (HAS_ROPE && t < ROPE_TOKENS) rope[t] = *(const Words<ELEM> GLOBAL*)rows.rope[t];
             valid[t] = rows.valid[t];
         }
     }
@@ -130,24 +151,19 @@ struct Tile {
         UNROLL for (int t = 0; t < TOKENS; t++) {
             if (valid[t]) continue;
             UNROLL for (int j = 0; j < CHUNKS; j++) latent[j][t] = {};
-            rope[t] = {};
+            if (t < ROPE_TOKENS) rope[t] = {};
         }
     }
 
     /// What a step multiplies.
-    DEVICE void read_step(int step, Word4 (&token)[TOKENS]) const {
+    DEVICE void read_step(int step, Words<4> (&token)[TOKENS]) const {
+        Words<2 * ELEM> loaded[TOKENS];
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            const Words<4>& loaded = latent[step / CHUNK_STEPS][t];
-            if constexpr (ELEM == 2) {
-                token[t] = loaded;
-            } else {
-                token[t] = step % 2 == 0 ? widened(Words<2>{{loaded.x, loaded.y}}) : widened(Words<2>{{loaded.z, loaded.w}});
+            UNROLL for (int i = 0; i < 2 * ELEM; i++) {
+                loaded[t].word[i] = latent[step / CHUNK_STEPS][t].word[step % CHUNK_STEPS * 2 * ELEM + i];
             }
         }
-    }
-
-    DEVICE void read_rope(Word2 (&token)[TOKENS]) const {
-        UNROLL for (int t = 0; t < TOKENS; t++) token[t] = operands(rope[t]);
+        widen(loaded, token);
     }
 
     DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
@@ -156,41 +172,37 @@ struct Tile {
 /// The query row of this lane, the columns that it multiplies; of some row that is there if this one is not, for its result goes
 /// nowhere.
 struct Queries {
-    Word4 latent[STEPS];
-    Word2 rope;
+    Words<4> latent[STEPS];
+    Words<2> rope;
 
     DEVICE void read(const DecodeParams& p, int virtual_seq, int row) {
         Row at = row_of(p, virtual_seq, row);
         int quarter = unhoisted(lane_quarter());
         const uint16 GLOBAL* from = query_row(p, at) + wave_index() * COLUMNS + quarter * CHUNK_STEPS * 8;
-        UNROLL for (int j = 0; j < STEPS; j++) latent[j] = *(const Word4 GLOBAL*)(from + step_column(j));
+        UNROLL for (int j = 0; j < STEPS; j++) latent[j] = *(const Words<4> GLOBAL*)(from + step_column(j));
         if (!HAS_ROPE) return;
-        rope = *(const Word2 GLOBAL*)(query_row(p, at) + KV_LORA_RANK + wave_index() * ROPE_COLUMNS + quarter * 4);
+        rope = *(const Words<2> GLOBAL*)(query_row(p, at) + KV_LORA_RANK + wave_index() % ROPE_SLICES * ROPE_COLUMNS + quarter * 4);
     }
 };
 
 /// Values of a step: operands of 16 tokens x 16 columns. The `n`-th holds columns 2 (row % 4) + n of lane quarter row / 4, by the
 /// row of the product; the `u`-th tokens 16 t + 4 quarter + u, all t.
 struct Values {
-    Word2 step[4][2];
+    Words<2> step[4][2];
 
-    DEVICE void exchange(const Word4 (&token)[TOKENS], uint8 SHARED* area) {
+    DEVICE void exchange(const Words<4> (&token)[TOKENS], uint8 SHARED* area) {
         int lane = lane_index();
         uint8 SHARED* to = area + (lane + lane / 16) * 16;
         const uint8 SHARED* from = area + lane % 4 * PAIR_STRIDE + (lane % 16 / 4 * 17 + lane / 16 * 4) * 16;
-        auto store = [&](int pair, uint32 Word4::*word) {
-            *(Word4 SHARED*)(to + pair * PAIR_STRIDE) =
-                transpose_pairs(token[0].*word, token[1].*word, token[2].*word, token[3].*word);
-        };
-        store(0, &Word4::x);
-        store(1, &Word4::y);
-        store(2, &Word4::z);
-        store(3, &Word4::w);
+        UNROLL for (int i = 0; i < 4; i++) {
+            *(Words<4> SHARED*)(to + i * PAIR_STRIDE) =
+                transpose_pairs(token[0].word[i], token[1].word[i], token[2].word[i], token[3].word[i]);
+        }
         wave_barrier();
         UNROLL for (int u = 0; u < 4; u++) {
-            Word4 pair = *(const Word4 SHARED*)(from + u * 16);
-            step[u][0] = {pair.x, pair.y};
-            step[u][1] = {pair.z, pair.w};
+            Words<4> pair = *(const Words<4> SHARED*)(from + u * 16);
+            step[u][0] = {{pair.word[0], pair.word[1]}};
+            step[u][1] = {{pair.word[2], pair.word[3]}};
         }
         wave_barrier();
     }
@@ -200,9 +212,9 @@ struct Values {
 struct Logits {
     Accum sum[TOKENS];
 
-    template <typename Word>
-    DEVICE void push(const Word (&token)[TOKENS], const Word& query) {
-        UNROLL for (int t = 0; t < TOKENS; t++) multiply(sum[t], token[t], query);
+    template <int tokens, typename Word>
+    DEVICE void push(const Word (&token)[tokens], const Word& query) {
+        UNROLL for (int t = 0; t < tokens; t++) multiply(sum[t], token[t], query);
     }
 
     /// Adds up the waves' shares.
@@ -210,15 +222,14 @@ struct Logits {
         uint8 SHARED* mine = set + lane_index() * 16;
         UNROLL for (int t = 0; t < TOKENS; t++) {
             const float (&of)[MMA_ELEMS] = sum[t].value;
-            *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + t * WAVE * 16) = {of[0], of[1], of[2], of[3]};
+            *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + (t ^ first_tokens()) * WAVE * 16) = {of[0], of[1], of[2], of[3]};
         }
         barrier();
         UNROLL for (int t = 0; t < TOKENS; t++) {
+            const float SHARED* shares = (const float SHARED*)(mine + (t ^ first_tokens()) * WAVE * 16);
             float (&to)[MMA_ELEMS] = sum[t].value;
-            UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = 0.0f;
-            UNROLL for (int wave = 0; wave < WAVES; wave++) {
-                read_floats(to, (const float SHARED*)(mine + wave * AREA_BYTES + t * WAVE * 16));
-            }
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = shares[i];
+            UNROLL for (int wave = 1; wave < WAVES; wave++) read_floats(to, shares + wave * AREA_BYTES / 4);
         }
     }
 };
@@ -236,7 +247,7 @@ struct Result {
     /// Adds the values of the tile at `token` by the weights of its logits.
     DEVICE void push(const DecodeParams& p, const Logits& logits, const Values (&values)[STEPS], int token) {
         float x[TOKENS][MMA_ELEMS];
-        float factor = softmax.push(p, logits.sum, x, token);
+        float factor = softmax.push(p, logits.sum, x, token, first_tokens());
         if (unlikely(wave_any(factor != 1.0f))) {
             UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
@@ -245,7 +256,7 @@ struct Result {
             }
         }
         UNROLL for (int u = 0; u < 4; u++) {
-            Word2 weights = {pack(x[0][u], x[1][u]), pack(x[2][u], x[3][u])};
+            Words<2> weights = {{pack_weights(x[0][u], x[1][u]), pack_weights(x[2][u], x[3][u])}};
             UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) multiply(output[j][n], values[j].step[u][n], weights);
             }
@@ -273,9 +284,8 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     grid_dependency_wait();
     grid_dependency_launch();
 
-    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    Part part = find_part(p, block_index() / row_blocks);
+    Share share = share_of(p, block_index());
+    Part part = find_part(p, share.item);
     Cursor at = {part.seq, part.token, 0};
     at.settle(p, part);
     if (!at.more()) return;
@@ -291,7 +301,7 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     }
     Queries queries;
     Result result;
-    auto row = [&] { return unhoisted(first_row + lane_row()); };
+    auto row = [&] { return unhoisted(share.first_row + lane_row()); };
     auto start = [&] {
         queries.read(p, at.seq, row());
         result.start(p, at, row());
@@ -308,10 +318,12 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
         pages.advance(p, part);
         Logits logits = {};
         Values values[STEPS];
-        Word4 token[TOKENS];
-        Word2 rope[TOKENS];
-        tile.read_rope(rope);
-        if (HAS_ROPE) logits.push(rope, queries.rope);
+        Words<4> token[TOKENS];
+        if constexpr (HAS_ROPE) {
+            Words<2> rope[ROPE_TOKENS];
+            widen(tile.rope, rope);
+            logits.push(rope, queries.rope);
+        }
         tile.load_rope(next);
         UNROLL for (int j = 0; j < STEPS; j++) {
             tile.read_step(j, token);

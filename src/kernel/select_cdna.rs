@@ -22,30 +22,36 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
 
 /// The variants that [`split`] can give for these types and widths, by rows.
 pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
-    let cdna = matches!(arch.split(':').next(), Some("gfx90a" | "gfx942" | "gfx950"));
-    let serves = base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64);
-    if !(cdna && serves) {
+    if !matches!(arch.split(':').next(), Some("gfx90a" | "gfx942" | "gfx950")) {
         return Vec::new();
     }
     let form =
         |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
-    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), form(ROWS_FORM, 128, 16, 512)]
+    // Queries and outputs of 128 rows fill the registers of eight waves, or, of half the width, of four.
+    let threads = if base.kv_lora_rank == 512 { 512 } else { 256 };
+    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), form(ROWS_FORM, 128, 16, threads)]
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
-    let Variant { block_rows, tile_tokens, threads, .. } = *variant;
+    let Variant { block_rows, tile_tokens, threads, kv_lora_rank, rope_dim, .. } = *variant;
     let waves = threads / 64;
     if variant.form == SLICES_FORM {
         let logits = tile_tokens * block_rows * 4;
         let pairs = 4 * 74 * 16;
         return 2 * waves * logits.max(pairs);
     }
-    let tile = tile_tokens * (variant.kv_lora_rank + variant.rope_dim) * 2;
+    let tile = tile_tokens * (kv_lora_rank + rope_dim).next_multiple_of(64) * 2;
     let weights = block_rows * tile_tokens * 2;
     let places = tile_tokens * 16;
-    let staged = if block_rows == 64 { 5 } else { 2 }; // chunks of queries
-    2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * threads * 16
+    // Chunks of queries.
+    let staged = match (kv_lora_rank, block_rows) {
+        (512, 64) => 5,
+        (512, _) => 2,
+        (_, 128) => 3,
+        _ => 0,
+    };
+    2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * (block_rows / 16) * 64 * 16
 }
 
 #[cfg(test)]
@@ -80,8 +86,6 @@ mod tests {
             split(&DecodeShape { portable: true, ..shape }, 16, base, "gfx942"),
             split(&shape, 16, base, "gfx1100"),
             split(&shape, 16, base, "sm_90a"),
-            split(&shape, 16, Variant { kv_lora_rank: 256, ..base }, "gfx942"),
-            split(&shape, 16, Variant { rope_dim: 32, ..base }, "gfx942"),
         ];
         assert!(refused.iter().all(Option::is_none), "{refused:?}");
     }

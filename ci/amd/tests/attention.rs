@@ -19,6 +19,7 @@ const LENS: [i32; 3] = [53, 3, 17];
 enum Type {
     F16,
     Bf16,
+    Fp8,
     Fp8Fnuz,
 }
 
@@ -26,13 +27,23 @@ impl Type {
     fn of(dtype: DType) -> Self {
         match dtype {
             DType::F16 => Self::F16,
+            DType::Fp8E4m3 => Self::Fp8,
             DType::Fp8E4m3Fnuz => Self::Fp8Fnuz,
             _ => Self::Bf16,
         }
     }
 
     fn size(self) -> usize {
-        if self == Self::Fp8Fnuz { 1 } else { 2 }
+        if matches!(self, Self::Fp8 | Self::Fp8Fnuz) { 1 } else { 2 }
+    }
+
+    /// The byte that makes an element NaN, as all of its bytes.
+    fn nan(self) -> u8 {
+        match self {
+            Self::Fp8 => 0x7f,
+            Self::Fp8Fnuz => 0x80,
+            _ => 0xff,
+        }
     }
 
     /// Random elements: bytes and values.
@@ -50,6 +61,12 @@ impl Type {
                     let x = half::bf16::from_f32(x);
                     bytes.extend(x.to_le_bytes());
                     x.to_f64()
+                }
+                Self::Fp8 => {
+                    // The same bits as e4m3fnuz are worth twice as much, and 0x80 is -0.
+                    let byte = random.bits() as u8 & 0xbf;
+                    bytes.push(byte);
+                    if byte == 0x80 { 0.0 } else { f64::from(hsakmt::cdna3::float::fp8_to_f32(byte)) * 2.0 }
                 }
                 Self::Fp8Fnuz => {
                     let byte = random.bits() as u8 & 0xbf;
@@ -118,6 +135,14 @@ struct Form {
 
 /// Runs both stages for `query_len` tokens and compares every row.
 fn decode(variant: Variant, query_len: usize, splits: usize) {
+    decode_with(variant, query_len, splits, None);
+}
+
+/// Where a NaN is put.
+const NAN_COLUMN: usize = 7;
+
+/// The same with a NaN in that token of the first sequence.
+fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<usize>) {
     let form = Form {
         q: Type::of(variant.q_dtype),
         kv: Type::of(variant.kv_dtype),
@@ -145,7 +170,7 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
     let columns = LENS.iter().max().map_or(0, |len| (*len as usize).div_ceil(PAGE)) + 1;
     let pages = batch * columns + 2;
     let (q_bytes, q) = form.q.random(&mut random, batch * query_len * HEADS * width);
-    let (kv_bytes, kv) = form.kv.random(&mut random, pages * PAGE * width);
+    let (mut cache, mut kv) = form.kv.random(&mut random, pages * PAGE * width);
     // Pages in an order of their own; entries past a sequence's end name no page.
     let table: Vec<i32> = (0..batch * columns)
         .map(|at| {
@@ -153,13 +178,17 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
             if at % columns < used { ((at * 7 + 3) % pages) as i32 } else { -1 }
         })
         .collect();
-    // Bytes of tokens past a sequence's end are NaN, of a sixteen bit type at least.
-    let mut cache = kv_bytes;
+    if let Some(token) = nan {
+        let at = (table[token / PAGE] as usize * PAGE + token % PAGE) * width + NAN_COLUMN;
+        cache[at * form.kv.size()..][..form.kv.size()].fill(form.kv.nan());
+        kv[at] = f64::NAN;
+    }
+    // Tokens past a sequence's end are NaN.
     for (seq, len) in LENS.iter().enumerate() {
         let last = (*len as usize - 1) / PAGE;
         for token in *len as usize..(last + 1) * PAGE {
             let at = (table[seq * columns + last] as usize * PAGE + token % PAGE) * width * form.kv.size();
-            cache[at..at + width * form.kv.size()].fill(if form.kv == Type::Fp8Fnuz { 0x80 } else { 0xff });
+            cache[at..at + width * form.kv.size()].fill(form.kv.nan());
         }
     }
     // Stage 1 looks up the page of a tile after the last one, in a row past the table; it does not use it.
@@ -169,7 +198,7 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
     let (pq, pkv) = (gpu.upload(&q_bytes), gpu.upload(&cache));
     let out = gpu.upload(&vec![0xff; rows * form.rank * 2]);
     let lse = gpu.upload(&common::unwritten(rows));
-    let (kv_scale, sm_scale) = (if form.kv == Type::Fp8Fnuz { 0.25 } else { 1.0 }, 0.7 / (width as f32).sqrt());
+    let (kv_scale, sm_scale) = (if form.kv.size() == 1 { 0.25 } else { 1.0 }, 0.7 / (width as f32).sqrt());
     let params = DecodeParams {
         q: pq,
         kv: pkv,
@@ -243,8 +272,16 @@ fn decode(variant: Variant, query_len: usize, splits: usize) {
             assert_eq!(got_lse[row], f32::NEG_INFINITY, "row {row}");
             continue;
         }
+        if want_lse.is_nan() {
+            let all_nan = got_out[row * form.rank * 2..][..form.rank * 2].chunks(2).all(|x| form.q.value(x).is_nan());
+            assert!(got_lse[row].is_nan() && all_nan, "row {row}: LSE {} for NaN", got_lse[row]);
+            continue;
+        }
         assert!((f64::from(got_lse[row]) - want_lse).abs() < 2e-3, "row {row}: LSE {} for {want_lse}", got_lse[row]);
         for (column, want) in want.iter().enumerate() {
+            if nan.is_some() && (seq, column) == (0, NAN_COLUMN) {
+                continue; // a weight of zero does not undo a NaN
+            }
             let at = (row * form.rank + column) * 2;
             let got = form.q.value(&got_out[at..at + 2]);
             assert!((got - want).abs() <= 0.02 * want.abs() + 4e-3, "row {row} column {column}: {got} for {want}");
@@ -286,6 +323,88 @@ fn every_shipped_variant() {
     let shipped = select::variants("gfx942").into_iter().filter(|variant| variant.entry == Entry::DecodeSplit);
     let count = shipped.map(|variant| decode(variant, 2, 2)).count();
     assert!(count >= 4, "{count}");
+}
+
+/// CDNA's forms of other widths, and of the 8-bit floats that the device has no instructions for.
+#[test]
+fn forms_of_other_widths_and_types() {
+    let chosen = |variant: &Variant| {
+        let narrow = variant.kv_lora_rank == 256 && (variant.kv_dtype.size() == 2) == (variant.rope_dim == 32);
+        let other = variant.kv_dtype == DType::Fp8E4m3 && (variant.kv_lora_rank, variant.rope_dim) == WIDE;
+        variant.entry == Entry::DecodeSplit
+            && variant.stages == 1
+            && variant.q_dtype == DType::BF16
+            && (narrow || other)
+    };
+    let count = select::all_variants("gfx942").into_iter().filter(chosen).map(|variant| decode(variant, 14, 2)).count();
+    assert!(count >= 9, "{count}");
+}
+
+/// The last of 53 tokens, which only the last query token sees, is NaN: the others are right beside it.
+#[test]
+fn a_nan_reaches_those_who_see_it() {
+    let chosen = |variant: &Variant| {
+        let wide = (variant.kv_lora_rank, variant.rope_dim) == WIDE;
+        variant.entry == Entry::DecodeSplit && variant.stages == 1 && variant.q_dtype == DType::BF16 && wide
+    };
+    let variants = select::all_variants("gfx942").into_iter().filter(chosen);
+    let count = variants.map(|variant| decode_with(variant, 2, 2, Some(52))).count();
+    assert!(count >= 9, "{count}");
+}
+
+/// Blocks of CDNA's forms share out items and rows so that nothing is left out or done twice, whatever the grid, and those of an
+/// item go to one die.
+#[test]
+fn the_order_of_blocks_is_a_permutation() {
+    const DIES: usize = 8;
+    let mut form = select::all_variants("gfx942").into_iter().filter(|v| v.stages == 1 && v.block_rows == 128);
+    let form = form.next().expect("CDNA's form for many rows");
+    let source = Source::new(&ROCM, &form, 64);
+    let probe = "KERNEL(64) order(const DecodeParams p, uint64 out) {
+        int block = block_index() * 64 + thread_index();
+        Share share = share_of(p, block);
+        ((int*)out)[2 * block] = share.item;
+        ((int*)out)[2 * block + 1] = share.first_row;
+    }";
+    let code = match common::compile_text(&format!("{}\n{probe}", source.text), &source.options) {
+        Ok(code) => code,
+        Err(reason) if reason.starts_with("clang") => panic!("{reason}"),
+        Err(reason) => return println!("not run: {reason}"),
+    };
+    let gpu = Emulator::new(&code, true);
+    let most = 64 * 64;
+    let out = gpu.upload(&common::unwritten(2 * most));
+    for row_blocks in 1..=4 {
+        for (parts, batch, splits) in (1..=70).map(|n| (n, 0, 0)).chain((1..=9).map(|n| (0, n, 5))) {
+            let kind = if parts > 0 { ScheduleKind::Balanced } else { ScheduleKind::Even };
+            let params = DecodeParams {
+                batch,
+                query_group: 1,
+                num_groups: 1,
+                num_heads: 128 * row_blocks - 5,
+                schedule_kind: kind as i32,
+                num_kv_splits: splits,
+                num_parts: parts,
+                ..DecodeParams::zeroed()
+            };
+            let (items, row_blocks) = ((parts + batch * splits) as usize, row_blocks as usize);
+            let arguments = Arguments::default().block(bytemuck::bytes_of(&params)).pointer(out);
+            gpu.launch(&gpu.kernel("order"), (items * row_blocks).div_ceil(64) as u32, 64, &arguments).expect("runs");
+            let shares = common::to_i32(&gpu.download(out, 8 * items * row_blocks));
+            let mut seen = vec![None; items * row_blocks];
+            for (block, share) in shares.chunks_exact(2).enumerate() {
+                let (item, row_block) = (share[0] as usize, share[1] as usize / 128);
+                assert_eq!((share[1] % 128, item < items, row_block < row_blocks), (0, true, true), "{share:?}");
+                let before = seen[item * row_blocks + row_block].replace(block);
+                assert_eq!(before, None, "{share:?} is done twice of {items} items in {row_blocks} blocks");
+            }
+            for item in 0..items / DIES * DIES {
+                let dies: Vec<_> =
+                    seen[item * row_blocks..][..row_blocks].iter().map(|b| b.map(|b| b % DIES)).collect();
+                assert!(dies.iter().all(|die| *die == dies[0]), "item {item} of {items} is on dies {dies:?}");
+            }
+        }
+    }
 }
 
 /// Forms for many rows, with more of them than one block has, some of which see nothing.

@@ -174,7 +174,7 @@ macro_rules! suite {
     };
 }
 
-suite! { vector_add reduce reverse shift count functions matrices gemm private_memory }
+suite! { vector_add blocks_of_grid reduce reverse shift count functions matrices gemm private_memory }
 
 #[test]
 fn a_captured_graph_sees_data_that_changes_in_place() {

@@ -43,6 +43,11 @@ fn reverse() {
 }
 
 #[test]
+fn blocks_of_grid() {
+    on_both(common::blocks_of_grid);
+}
+
+#[test]
 fn shift() {
     on_both(common::shift);
 }

@@ -56,7 +56,12 @@ impl Gpu for Emulator {
         bytes.resize(bytes.len() + 256, 0);
         let descriptor = self.device.memory.read(*kernel, KernelDescriptor::SIZE).expect("a descriptor");
         let descriptor = KernelDescriptor::parse(&descriptor)?;
+        // Of the packet kernels read the sizes of block and grid.
+        let mut packet = [0; 64];
+        packet[4..6].copy_from_slice(&(threads as u16).to_le_bytes());
+        packet[12..16].copy_from_slice(&(blocks * threads).to_le_bytes());
         let dispatch = Dispatch {
+            packet: self.upload(&packet),
             kernel: *kernel,
             grid: [blocks * threads, 1, 1],
             workgroup: [threads, 1, 1],

@@ -194,6 +194,13 @@ pub(crate) fn reverse<G: Gpu>(gpu: &G) -> Result<(), String> {
     Ok(())
 }
 
+pub(crate) fn blocks_of_grid<G: Gpu>(gpu: &G) -> Result<(), String> {
+    let out = gpu.upload(&unwritten(5 * 64));
+    gpu.launch(&gpu.kernel("blocks_of_grid"), 5, 64, &Arguments::default().pointer(out))?;
+    assert_eq!(to_i32(&gpu.download(out, 4 * 5 * 64)), [5; 5 * 64]);
+    Ok(())
+}
+
 pub(crate) fn shift<G: Gpu>(gpu: &G) -> Result<(), String> {
     let x: Vec<i32> = (0..512).collect();
     let (px, out) = (gpu.upload(&i32_bytes(&x)), gpu.upload(&unwritten(512)));

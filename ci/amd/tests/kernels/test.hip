@@ -16,6 +16,11 @@ GLOBAL void vector_add(const float* a, const float* b, float* out, int n) {
     if (i < n) out[i] = a[i] + b[i];
 }
 
+// Blocks of the grid, which the dispatch packet tells.
+GLOBAL void blocks_of_grid(int* out) {
+    out[block() * 64 + thread()] = __builtin_amdgcn_grid_size_x() / 64;
+}
+
 // One block of 256 threads sums n values: wave shuffles, then LDS.
 GLOBAL void reduce(const float* x, float* out, int n) {
     SHARED float sums[4];
