@@ -83,17 +83,12 @@ struct Signals {
     DEVICE uint32 factors() const { return at + 16; }    // the loader has told what rows are multiplied by
 
     DEVICE void init() const {
-        barrier_init(queries(), GROUPS * GROUP_WARPS);
-        barrier_init(summands(), GROUPS * GROUP_WARPS);
-        barrier_init(factors(), 1);
+        // Lanes arrive each for what they have done, which is how racecheck follows it.
+        barrier_init(queries(), WORKERS);
+        barrier_init(summands(), WORKERS);
+        barrier_init(factors(), WAVE);
     }
 };
-
-/// By all lanes of a warp: what they have done before is to be seen by those that wait.
-DEVICE void signal(uint32 barrier) {
-    warp_barrier();
-    if (lane_index() == 0) barrier_arrive(barrier);
-}
 
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
@@ -269,7 +264,7 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
         rounded += shuffle_xor(rounded, mask);
     }
     factors[row] = result_scale(p, rounded, piece.slot);
-    signal(signals.factors());
+    barrier_arrive(signals.factors());
     // Emptiness is a sum of zero: a NaN must show.
     float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maxima[row] + log2(sum)) * LN_2;
     if (lane_index() >= ROWS) return;
@@ -385,7 +380,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         if (last) {
             softmax.tell((Summands SHARED*)(shared + EXCHANGE_AT) + group * GROUP_ROWS,
                          (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS, warp);
-            signal(signals.summands());
+            barrier_arrive(signals.summands());
         }
         multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
         if (last) break;
@@ -452,7 +447,7 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
         grid_dependency_launch();
     }
     if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
-    signal(signals.queries());
+    barrier_arrive(signals.queries());
     bool changed = stale && length_at && load_now(length_at) != length;
     if (piece.begin >= piece.end) return !stale || !named_barrier_any(ALL, THREADS, changed);
     copy_wait<0>();

@@ -351,8 +351,7 @@ struct Side {
         }
         state() = {maximum[0], maximum[1], sum[0], sum[1]};
         publish_to_async();
-        warp_barrier();
-        if (lane == 0) barrier_arrive(ready(n));
+        barrier_arrive(ready(n));  // each lane for what it has stored, which is how racecheck follows it
     }
 
     /// Waits for the weights of the other side's tile `n`, and takes over the state of its rows.
@@ -523,7 +522,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
         ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
         if constexpr (FP8) staging.init();
-        for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_WARPS);
+        for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_THREADS);
         barrier_publish_init();
     }
     grid_dependency_wait();
