@@ -69,26 +69,3 @@ struct Gather {
         copy<1>(rope, 0, ROPE_DIM * ELEM, to);
     }
 };
-
-/// The loader of the rows form, as `load_tiles`, where rows are gathered: a warpgroup, each of its warps at its own pace.
-DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
-    Gather rows;
-    HalfPlace half = {0, 0};
-    rows.ask(p, at);
-    NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
-        rows.find(p, at);
-        at.advance(p, part);
-        rows.ask(p, at);
-        if constexpr (ROPE_DIM > 0) {
-            barrier_wait(ring.rotary_empty(0), odd ^ 1);
-            rows.copy_rotary([&](int) { return ring.rotary(0); });
-            arrive_with_copies(ring.rotary_full(odd));
-        }
-        NO_UNROLL for (int i = 0; i < 2; i++) {
-            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
-            arrive_with_copies(ring.half_full(half.index));
-            half.advance();
-        }
-    }
-}

@@ -171,7 +171,7 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
         }
     };
     if (ROPE_DIM > 0) {
-        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(0), 0, q.word[2], 0, true);
+        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), 0, q.word[2], 0, true);
         products_commit();
     }
     UNROLL for (int other = 0; other < 2; other++) {
@@ -184,7 +184,7 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
         products_commit();
         if (ROPE_DIM > 0 && other == 0) {
             products_wait<1>();
-            release(ring.rotary_empty(0));
+            release(ring.rotary_empty());
         }
     }
 }

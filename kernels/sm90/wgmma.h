@@ -174,13 +174,6 @@ DEVICE void store_matrix_trans(uint32 at, uint32 a, uint32 b) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(at), "r"(a), "r"(b) : "memory");
 }
 
-DEVICE void store_pair(void SHARED* to, float a, float b) {
-    struct alignas(8) Pair {
-        float x, y;
-    };
-    *(Pair SHARED*)to = {a, b};
-}
-
 /// The inverse of `store_matrix`.
 DEVICE void load_matrix_at(uint32* word, uint32 at) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

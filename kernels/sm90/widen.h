@@ -88,7 +88,7 @@ DEVICE void widen_tiles(int turn, unsigned char SHARED* shared, const Staging& s
         HalfPlace half = place_of<HALVES>(2 * tile + (rotary ? 0 : pair / HALF_PAIRS));
         int to = rotary ? ROTARY_AT : half.index * HALF_BYTES + pair % HALF_PAIRS * PAIR * UNIT_BYTES;
         uint32 full = rotary ? ring.rotary_full(tile & 1) : ring.half_full(half.index) + pair % HALF_PAIRS * PAIR * 8;
-        barrier_wait(rotary ? ring.rotary_empty(0) : ring.half_empty(half.index), rotary ? tile & 1 ^ 1 : ring.parity_of_room(half));
+        barrier_wait(rotary ? ring.rotary_empty() : ring.half_empty(half.index), rotary ? tile & 1 ^ 1 : ring.parity_of_room(half));
         NO_UNROLL for (int second = 0; second < PAIR - rotary; second++) {
             const unsigned char SHARED* bytes = staging.units + n % STAGING_UNITS * UNIT_BYTES + unhoisted(bytes_at ^ second * 64);
             int at = unhoisted(columns_at);

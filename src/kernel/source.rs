@@ -96,6 +96,7 @@ const FEW: SourceFile = embed!("kernels/mla_few.h");
 const DECODE_SPLIT_FEW: SourceFile = embed!("kernels/mla_decode_split_few.cu");
 const SM90_WGMMA: SourceFile = embed!("kernels/sm90/wgmma.h");
 const SM90_STREAM: SourceFile = embed!("kernels/sm90/stream.h");
+const SM90_RING: SourceFile = embed!("kernels/sm90/ring.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
@@ -118,7 +119,9 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[PLAN],
         Entry::DecodeSplit => match variant.form {
-            select_sm90::ROWS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_FP8, SM90_WIDEN, SM90_SPLIT_ROWS],
+            select_sm90::ROWS_FORM => {
+                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_FP8, SM90_WIDEN, SM90_SPLIT_ROWS]
+            }
             select_sm90::KEYS_FORM => &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_SPLIT_KEYS],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],

@@ -1,0 +1,168 @@
+// The rows form's tiles in shared memory, and the warps that fill them: by boxes of a page, or gathered row by row.
+
+/// A place in a ring of `count`, and the parity of its present phase.
+template <int count>
+struct Place {
+    int index, parity;
+
+    DEVICE void advance(int by = 1) {
+        index += by;
+        if (index >= count) {
+            index -= count;
+            parity ^= 1;
+        }
+    }
+};
+/// The place of the ring's `n`th filling.
+template <int count>
+DEVICE Place<count> place_of(int n) {
+    return {n % count, n / count & 1};
+}
+
+/// The tiles in shared memory: a ring of half tiles, and one of rotary units. Every unit of columns has a barrier that ends a phase
+/// when it has come, every half and every rotary unit one that does when its readers are done with it. Rotary units of even and of
+/// odd tiles have barriers of their own also where they share a place: who waits for one need not have seen the one before.
+///
+/// Who waits for a phase must know that the one before has ended, or takes an older one of the same parity for it. The loader and
+/// the sides do: places are emptied and filled in order, and what was in the place of a side's tile before is of the tile
+/// two or three earlier, whose weights it has made or taken over; it waits for each rotary unit of its tiles, and takes over every
+/// tile of the other side.
+constexpr int HALVES = 2 * STAGES - !FP8;
+constexpr int ROTARY_AT = HALVES * HALF_BYTES;
+constexpr int RING_BYTES = ROTARY_AT + UNIT_BYTES;
+constexpr int RING_BARRIERS = HALVES * (HALF_UNITS + 1) + 3;
+using HalfPlace = Place<HALVES>;
+
+struct Ring {
+    uint32 base, barriers;
+
+    DEVICE uint32 half(int index) const { return base + index * HALF_BYTES; }
+    DEVICE uint32 rotary() const { return base + ROTARY_AT; }
+    DEVICE uint32 half_full(int index) const { return barriers + index * HALF_UNITS * 8; }
+    DEVICE uint32 half_empty(int index) const { return barriers + (HALVES * HALF_UNITS + index) * 8; }
+    DEVICE uint32 rotary_full(int odd) const { return barriers + (HALVES * (HALF_UNITS + 1) + odd) * 8; }
+    DEVICE uint32 rotary_empty() const { return barriers + (HALVES * (HALF_UNITS + 1) + 2) * 8; }
+
+    /// The parity of the phase of a half's `empty` to wait for before a filling: the sides keep the last two places at first, which
+    /// puts their phases one ahead.
+    DEVICE int parity_of_room(const HalfPlace& half) const { return half.parity ^ (half.index < HALVES - 2); }
+
+    /// To be called by one thread, with how many warps read a half and a rotary unit, and how many arrivals fill a unit.
+    DEVICE void init(int half_readers, int rotary_readers, int writers) const {
+        for (int i = 0; i < HALVES * HALF_UNITS; i++) barrier_init(barriers + i * 8, writers);
+        for (int i = 0; i < HALVES; i++) barrier_init(half_empty(i), half_readers);
+        for (int i = 0; i < 2; i++) barrier_init(rotary_full(i), writers);
+        barrier_init(rotary_empty(), rotary_readers);
+    }
+};
+
+/// Which of the cache's tokens a lane loads of the tile at a cursor: BOX rows of a page. Lanes beyond the tile's boxes load none.
+struct Box {
+    int rows, page, entry;
+
+    /// Of the first tile of a part, before lengths tell where that is: most often where the part begins.
+    DEVICE Box(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+        look_up(p, part.seq, part.token & -TILE_TOKENS, p.table_width * p.page_size);
+    }
+
+    /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+    DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
+        int token = first + lane_index() * rows;
+        page = -1;
+        if (token < end && lane_index() * rows < TILE_TOKENS) page = *page_entry(p, seq, token);
+        entry = token % p.page_size;
+    }
+
+    /// Sees to it that these are of the part's first tile, now that lengths tell where that is.
+    DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at) {
+        if (at.seq != part.seq) {
+            if (at.more) look_up(p, at.seq, at.token, at.end);
+        } else if (at.token + lane_index() * rows >= at.end) {
+            page = -1;
+        }
+    }
+
+    /// Asks for this lane's rows of a unit of columns.
+    DEVICE void fetch(const TensorMap& map, int column) const {
+        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
+    }
+
+    /// Copies this lane's rows of `count` units of columns.
+    DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
+        if (lane_index() * rows >= TILE_TOKENS) return;
+        to += lane_index() * rows * UNIT_COLUMNS * 2;
+        NO_UNROLL for (int unit = 0; unit < count; unit++) {
+            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+        }
+    }
+};
+
+/// This warp is done with a place of the ring.
+DEVICE void release(uint32 barrier) {
+    warp_barrier();
+    if (lane_index() == 0) barrier_arrive(barrier);
+}
+
+/// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
+template <typename Turn>
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
+                       Turn turn) {
+    Box box(p, part);
+    Cursor at(p, part);
+    box.confirm(p, part, at);
+    HalfPlace half = {0, 0};
+    NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
+        if (ROPE_DIM > 0) {
+            uint32 full = ring.rotary_full(odd);
+            barrier_wait(ring.rotary_empty(), odd ^ 1);
+            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            warp_barrier();
+            box.copy(rope, 0, ring.rotary(), 1, full);
+        }
+        NO_UNROLL for (int i = 0; i < 2; i++) {
+            int column = (i ^ odd) * HALF_UNITS;  // the half of the tile's own side is done with first, and comes first
+            uint32 full = ring.half_full(half.index);
+            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
+            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+            warp_barrier();
+            box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
+            half.advance();
+        }
+        int seq = at.seq;
+        at.advance(p, part);
+        if (at.more) box.look_up(p, at.seq, at.token, at.end);
+        if (at.more && at.seq != seq) turn(at.seq);
+    }
+}
+
+/// The loader of the rows form, as `load_tiles`, where rows are gathered: a warpgroup, each of its warps at its own pace.
+DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
+    Gather rows;
+    HalfPlace half = {0, 0};
+    rows.ask(p, at);
+    NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
+        rows.find(p, at);
+        at.advance(p, part);
+        rows.ask(p, at);
+        if constexpr (ROPE_DIM > 0) {
+            barrier_wait(ring.rotary_empty(), odd ^ 1);
+            rows.copy_rotary([&](int) { return ring.rotary(); });
+            arrive_with_copies(ring.rotary_full(odd));
+        }
+        NO_UNROLL for (int i = 0; i < 2; i++) {
+            barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
+            rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
+            arrive_with_copies(ring.half_full(half.index));
+            half.advance();
+        }
+    }
+}
+
+/// Clears a half tile's rows from `valid` on, by one warpgroup: weights of zero do not undo a NaN.
+DEVICE void clear_rows(unsigned char SHARED* half, int valid) {
+    int thread = thread_index() % 128;
+    NO_UNROLL for (int row = valid + thread / 32; row < TILE_TOKENS; row += 4) {
+        *(Word4 SHARED*)(half + thread % 32 / 8 * UNIT_BYTES + row * 128 + thread % 8 * 16) = {0, 0, 0, 0};
+    }
+    publish_to_async();
+}
