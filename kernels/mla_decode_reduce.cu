@@ -124,9 +124,13 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     int first_column = (share.index & ((1 << log_parts) - 1)) * columns;
     int column = first_column + (thread_index() & ((1 << log_lanes) - 1)) * LANE_COLUMNS;
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
-    // is idle for want of rows.
+    // is idle for want of rows. By them the order follows in which splits are added, and a chunked schedule promises rows that do
+    // not depend on what is beside them: there they are a matter of the splits alone.
+    bool chunked = p.schedule_kind == CHUNKED;
+    int most = chunked ? THREADS * LANE_COLUMNS / p.kv_lora_rank : teams;
+    int rows = chunked ? most : end_row - first_row;
     int spread = 1;
-    while (spread < teams && (spread * IN_FLIGHT < share.slots.count || teams / spread > end_row - first_row)) spread *= 2;
+    while (spread < most && (spread * IN_FLIGHT < share.slots.count || most / spread > rows)) spread *= 2;
     int log_spread = highest_bit(spread);
     NO_UNROLL for (int r = first_row; r < end_row; r += teams >> log_spread) {
         int at = r + (team >> log_spread);

@@ -259,8 +259,27 @@ fn bad_arguments_name_the_fix() {
         (&["--kv-dtype", "fp8", "--kv-scale", "1e-40"], &["kv_scale", "1.1754944e-38"]),
         (&["--capture-sizes", "0"], &["0"]),
         (&["--device", "1"], &["no device 1"]),
+        (&["--num-pages", "18446744073709551615"], &["num_pages"]),
+        (&["--num-pages", "2147483647"], &["memory"]),
+        (
+            &["--max-num-seqs", "9223372036854775807", "--max-num-batched-tokens", "18446744073709551615"],
+            &["max_num_seqs"],
+        ),
     ] {
         run(&[&["replay", trace.path()], more].concat()).fails(words);
+    }
+    for (args, words) in [
+        (&["gain", "--layers", "18446744073709551615"][..], &["layers", "4096"][..]),
+        (&["gain", "--batch", "1", "--heads", "1", "--layers", "1", "--seq-len", "2147483647"], &["memory"]),
+        (
+            &["gain", "--batch", "65536", "--heads", "1", "--layers", "1", "--seq-len", "4194304"],
+            &["seq_len", "page ids"],
+        ),
+        (&["bench", "--points", "B16777216 S16777216 H1"], &["points", "page ids"]),
+        (&["bench", "--pool", "17592186044416"], &["pool"]),
+        (&["soak", "--only", "0:18446744073709551615"], &["only"]),
+    ] {
+        run(args).fails(words);
     }
     for more in
         [&["--graph-mode", "fastest"][..], &["--split-policy", "fixed"], &["--acceptance", "2"], &["--nonsense"]]
@@ -390,6 +409,13 @@ fn outputs_are_tried_before_anything_runs_and_no_input_is_written_over() {
     assert_eq!(ran.status, Some(1), "{}", ran.err);
     assert!(ran.err.contains("argument `json`"), "{}", ran.err);
     assert_eq!(trace.read(), TRACE, "the trace is as it was");
+
+    let model = Scratch::holding(".json", "{}");
+    for command in [&["replay", trace.path()][..], &["bench"], &["gain"]] {
+        let ran = run(&[command, &["--model", model.path(), "--json", model.path()]].concat());
+        assert!(ran.status == Some(1) && ran.err.contains("argument `json`"), "{command:?}: {}", ran.err);
+        assert_eq!(model.read(), "{}", "the model is as it was");
+    }
 
     let both = Scratch::new(".svg");
     let ran = run(&["replay", trace.path(), "--json", both.path(), "--report", both.path()]);

@@ -15,7 +15,7 @@
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
 //!
-//! One captured sequence of more than 8,192 tokens is served by the rows form, which loses while it is short (before it was
+//! One captured sequence of more than 16,384 tokens is served by the rows form, which loses while it is short (before it was
 //! written anew: B1 S1024 H128 18.2 beside 14.7) and wins twofold when it is long.
 
 use super::{Variant, select};

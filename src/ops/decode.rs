@@ -205,6 +205,7 @@ impl<B: Backend> MlaDecode<B> {
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::WorkspaceLocked`], [`Error::Driver`].
+    #[track_caller]
     pub fn schedule<'a>(
         &'a self,
         stream: &'a Stream<B>,
@@ -243,6 +244,7 @@ impl<B: Backend> MlaDecode<B> {
     ///
     /// # Errors
     /// As those two.
+    #[track_caller]
     pub fn run(
         &self,
         stream: &Stream<B>,

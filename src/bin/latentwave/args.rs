@@ -21,11 +21,15 @@ pub(crate) struct ModelArgs {
 }
 
 impl ModelArgs {
+    /// The model's file, if it is one.
+    pub(crate) fn file(&self) -> Option<&Path> {
+        let looks_like_a_file = self.model.ends_with(".json") || self.model.contains(std::path::MAIN_SEPARATOR);
+        looks_like_a_file.then(|| Path::new(&self.model))
+    }
+
     /// The model and its attention layer on one device.
     pub(crate) fn load(&self) -> Result<(ModelConfig, MlaConfig)> {
-        let looks_like_a_file = self.model.ends_with(".json") || self.model.contains(std::path::MAIN_SEPARATOR);
-        let model = if looks_like_a_file {
-            let path = Path::new(&self.model);
+        let model = if let Some(path) = self.file() {
             let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
             ModelConfig::from_json(&text, &self.model)?
         } else {

@@ -88,7 +88,10 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         return Err(Error::argument("points", "none: small, gpu, or points such as `B64 S4096 H16 q1`"));
     }
     args::seconds("time", args.time)?;
-    files::check_outputs(&[], &[("json", args.json.as_deref()), ("plot", args.plot.as_deref())])?;
+    files::check_outputs(
+        args.model.file().as_slice(),
+        &[("json", args.json.as_deref()), ("plot", args.plot.as_deref())],
+    )?;
     let (_, mla) = args.model.load()?;
     device::run(args.device, Bench { args, points, mla })
 }
@@ -111,7 +114,10 @@ impl Job for Bench<'_> {
             kv_dtype: args.types.kv(),
             policy: args.split_policy,
             portable: args.portable,
-            pool_bytes: args.pool << 20,
+            pool_bytes: args
+                .pool
+                .checked_mul(1 << 20)
+                .ok_or_else(|| Error::argument("pool", format!("{} MiB: too many", args.pool)))?,
             max_layers: if gpu { 512 } else { 64 },
             min_launches: if gpu { 20 } else { 1 },
             max_seq_len: args.captured_for,

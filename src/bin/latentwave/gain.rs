@@ -50,6 +50,9 @@ pub(crate) struct Args {
     device: DeviceArgs,
 }
 
+/// Most layers of a step.
+const MAX_LAYERS: usize = 4096;
+
 /// How a step is enqueued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 enum Way {
@@ -92,8 +95,11 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some((arg, _)) = counts.iter().find(|(_, least)| *least == 0) {
         return Err(Error::argument(arg, "0: at least 1"));
     }
+    if args.layers > MAX_LAYERS {
+        return Err(Error::argument("layers", format!("{}: at most {MAX_LAYERS}", args.layers)));
+    }
     args::seconds("time", args.time)?;
-    files::check_outputs(&[], &[("json", args.json.as_deref())])?;
+    files::check_outputs(args.model.file().as_slice(), &[("json", args.json.as_deref())])?;
     let (_, mla) = args.model.load()?;
     device::run(args.device, Gain { args, mla })
 }
@@ -154,17 +160,24 @@ impl<B: GraphBackend> StepData<B> {
         let (q_dtype, kv_dtype) = (args.types.dtype, args.types.kv());
         let mut rng = Rng::new(7);
         let pages = args.seq_len.div_ceil(mla.page_size);
-        let mut order: Vec<i32> = (0..(batch * pages) as i32).collect();
+        let num_pages = batch.checked_mul(pages).and_then(|pages| i32::try_from(pages).ok()).ok_or_else(|| {
+            Error::argument(
+                "seq_len",
+                format!("{}: {batch} sequences have more pages than there are page ids", args.seq_len),
+            )
+        })?;
+        let shape = [num_pages as usize, mla.page_size, mla.head_dim()];
+        // What the device has no room for is refused before the host makes it.
+        drop(Tensor::empty(backend, shape, kv_dtype)?);
+        let mut order: Vec<i32> = (0..num_pages).collect();
         rng.shuffle(&mut order);
         let decode = MlaDecode::new(backend, mla, q_dtype, kv_dtype)?;
         let plan = decode.plan(batch, 1, args.seq_len, args.split_policy)?;
         let q = Rows::random(q_dtype, batch, mla.num_heads * mla.head_dim(), &mut rng);
         let page = Rows::random(kv_dtype, mla.page_size, mla.head_dim(), &mut rng);
         let bytes = page.bytes(0..mla.page_size).repeat(batch * pages);
-        let caches = (0..args.layers).map(|_| {
-            let shape = [batch * pages, mla.page_size, mla.head_dim()];
-            KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla)
-        });
+        let caches =
+            (0..args.layers).map(|_| KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla));
         let elements = batch * mla.num_heads * mla.kv_lora_rank;
         let out = Tensor::zeros(backend, [elements * q_dtype.size()], latentwave::DType::U8)?;
         let (rank, shape) = (mla.kv_lora_rank, [batch, mla.num_heads, mla.kv_lora_rank]);

@@ -125,7 +125,8 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     if let Some(path) = &args.report {
         report::check_path(path)?;
     }
-    crate::files::check_outputs(&[&args.trace], &[("json", args.json.as_deref()), ("report", args.report.as_deref())])?;
+    let read: Vec<_> = args.model.file().into_iter().chain([args.trace.as_path()]).collect();
+    crate::files::check_outputs(&read, &[("json", args.json.as_deref()), ("report", args.report.as_deref())])?;
     let trace = trace::read(&args.trace)?;
     let (model, mla) = args.model.load()?;
     let layers = match args.layers.as_str() {
@@ -164,7 +165,7 @@ fn limits(args: &Args, trace: &[Request], page_size: usize) -> Result<Limits> {
         return Err(Error::argument("max_model_len", "0: at least 1"));
     }
     let mean = peaks().sum::<usize>() / trace.len().max(1);
-    let usual = (args.max_num_seqs * 2 * mean).max(max_model_len.min(longest)).div_ceil(page_size);
+    let usual = args.max_num_seqs.saturating_mul(2 * mean).max(max_model_len.min(longest)).div_ceil(page_size);
     let most = args.max_num_seqs.saturating_mul(longest.div_ceil(page_size));
     Ok(Limits {
         max_num_seqs: args.max_num_seqs,
@@ -192,6 +193,8 @@ impl Job for Replay<'_> {
         // First of all: the handler's thread has started, and allocated what it needs, before steps are counted.
         interrupt::catch();
         let Self { args, limits, .. } = &self;
+        // The session refuses limits that cannot be before lists of that length are made.
+        let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
         let mut scheduler = Scheduler::new(&self.trace, *limits, args.seed);
         if scheduler.is_done() {
             let Limits { max_model_len, num_pages, page_size, .. } = limits;
@@ -201,7 +204,6 @@ impl Job for Replay<'_> {
             );
             return Err(Error::argument("trace", problem));
         }
-        let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
         let mut setting = self.setting(backend, &engine);
         for line in report::heading(&setting) {
             println!("{line}");

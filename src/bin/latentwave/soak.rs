@@ -76,7 +76,10 @@ impl Job for Soak<'_> {
         let Self { args, time } = self;
         let info = backend.device();
         let (seed, indices) = match args.only {
-            Some((seed, index)) => (seed, index..index + 1),
+            Some((seed, index)) => match index.checked_add(1) {
+                Some(end) => (seed, index..end),
+                None => return Err(Error::argument("only", format!("{index}: there is no problem after it"))),
+            },
             None => (args.seed, 0..args.problems),
         };
         let size = if args.small { Size::SMALL } else { Size::FULL };

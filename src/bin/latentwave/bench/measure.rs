@@ -3,8 +3,8 @@
 use std::time::{Duration, Instant};
 
 use latentwave::{
-    DType, DecodeArgs, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor, Workspace,
-    reference,
+    DType, DecodeArgs, Error, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor,
+    Workspace, reference,
 };
 use serde::Serialize;
 
@@ -213,6 +213,13 @@ impl<B: GraphBackend> Inputs<B> {
         let num_pages: usize = lens.iter().map(|&len| pages_of(len)).sum();
         let width = lens.iter().map(|&len| pages_of(len)).max().unwrap_or(1);
 
+        let ids = |count: usize| i32::try_from(count).is_ok();
+        if !ids(num_pages) || !point.batch.checked_mul(width).is_some_and(ids) {
+            return Err(Error::argument(
+                "points",
+                format!("{point}: more pages, or entries of its table, than there are page ids"),
+            ));
+        }
         // Pages in random order; what lies behind a sequence's pages in the table names no page.
         let mut order: Vec<i32> = (0..num_pages as i32).collect();
         rng.shuffle(&mut order);
