@@ -159,8 +159,10 @@ fn split_base(q_dtype: DType, kv_dtype: DType, (kv_lora_rank, rope_dim): (u32, u
     Variant { kv_dtype, kv_lora_rank, rope_dim, ..Variant::simple(Entry::DecodeSplit, q_dtype) }
 }
 
-fn reduce_variant(q_dtype: DType) -> Variant {
-    Variant { threads: REDUCE_THREADS, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
+/// Stage 2's. As many threads as elsewhere have too few registers for three blocks of `sm_120a`.
+fn reduce_variant(q_dtype: DType, arch: &str) -> Variant {
+    let threads = if arch == "sm_120a" { REDUCE_THREADS / 2 } else { REDUCE_THREADS };
+    Variant { threads, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
 }
 
 /// Blocks of stage 2. Where there are few sequences a block per row, half of them for few rows, were as quick as more, or quicker.
@@ -233,7 +235,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let own_pieces = matches!(split.form, select_few::FORM | select_few::BOXES_FORM);
     Ok(DecodeKernels {
         split,
-        reduce: reduce_variant(shape.q_dtype),
+        reduce: reduce_variant(shape.q_dtype, arch),
         plan: plan_variant(),
         query_group,
         blocks_per_unit: 1,
@@ -264,7 +266,7 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
 pub fn variants(arch: &str) -> Vec<Variant> {
     let fp8 = if arch.starts_with("gfx942") { DType::Fp8E4m3Fnuz } else { DType::Fp8E4m3 };
     let mut variants = vec![plan_variant()];
-    variants.push(reduce_variant(DType::BF16));
+    variants.push(reduce_variant(DType::BF16, arch));
     for kv_dtype in [DType::BF16, fp8] {
         variants.extend(split_variants(arch, DType::BF16, kv_dtype, (512, 64)));
         variants.extend([Entry::CacheWrite, Entry::CacheGather].map(|entry| Variant {
@@ -286,7 +288,7 @@ pub fn variants(arch: &str) -> Vec<Variant> {
 pub fn all_variants(arch: &str) -> Vec<Variant> {
     let mut variants = vec![plan_variant()];
     for q_dtype in [DType::BF16, DType::F16] {
-        variants.push(reduce_variant(q_dtype));
+        variants.push(reduce_variant(q_dtype, arch));
         for kv_dtype in [q_dtype, DType::Fp8E4m3, DType::Fp8E4m3Fnuz] {
             for dims in DIMS {
                 variants.extend(split_variants(arch, q_dtype, kv_dtype, dims));
