@@ -159,9 +159,9 @@ fn split_base(q_dtype: DType, kv_dtype: DType, (kv_lora_rank, rope_dim): (u32, u
     Variant { kv_dtype, kv_lora_rank, rope_dim, ..Variant::simple(Entry::DecodeSplit, q_dtype) }
 }
 
-/// Stage 2's. As many threads as elsewhere have too few registers for three blocks of `sm_120a`.
+/// Stage 2's. As many threads as elsewhere have too few registers for three blocks of `sm_100a` and `sm_120a`.
 fn reduce_variant(q_dtype: DType, arch: &str) -> Variant {
-    let threads = if arch == "sm_120a" { REDUCE_THREADS / 2 } else { REDUCE_THREADS };
+    let threads = if matches!(arch, "sm_100a" | "sm_120a") { REDUCE_THREADS / 2 } else { REDUCE_THREADS };
     Variant { threads, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
 }
 
