@@ -63,10 +63,14 @@ struct Share {
 };
 
 DEVICE Share share_of(const DecodeParams& p) {
-    bool balanced = p.schedule_kind == BALANCED;
-    int blocks = quotient(grid_blocks(), balanced ? p.num_parts : p.batch * num_groups(p));  // of a part, of a sequence
+    int tokens = p.schedule_kind >= OWN ? few_tokens_now(p) : 0;
+    bool own = p.schedule_kind >= OWN && are_few(p, tokens);
+    bool balanced = p.schedule_kind == BALANCED || (p.schedule_kind == EITHER && !own);
+    int items = balanced ? p.num_parts : p.batch * num_groups(p);
+    int blocks = quotient(own ? p.few_blocks : grid_blocks(), items);  // of a part, of a sequence
     int item = quotient(block_index(), blocks);
     int index = block_index() - item * blocks;
+    if (item >= items) return {0, 0, 0, {0, 0}};
     if (balanced) {
         const int GLOBAL* part = schedule_of(p).parts + item * PART_WORDS;
         Word4 ends = *(const Word4 GLOBAL*)part;
@@ -74,13 +78,14 @@ DEVICE Share share_of(const DecodeParams& p) {
         // A part within a sequence merges that one, another the one that ends within it.
         int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
         if (split == 0 && ends.w == 0) return {seq, 0, 0, {0, 0}};
-        Slots slots = slots_of(p, seq);
+        Slots slots = balanced_slots(p, seq);
         // Whose first piece lies in a part that merges another one has a part less.
         int less = split > 0 && part[4 - split * PART_WORDS] > 0;
         return {seq, (split - less) * blocks + index, (slots.count - less) * blocks, slots};
     }
+    if (own) return {item, index, blocks, own_slots(p, tokens, item)};
     if (extent(p, item) == 0) return {item, 0, 0, {0, 0}};
-    return {item, index, blocks, p.schedule_kind == OWN ? own_slots(p, item) : slots_of(p, item)};
+    return {item, index, blocks, slots_of(p, item)};
 }
 
 /// Clears the rows of empty sequences, each by a block: by the last ones, which have least to merge.

@@ -1,12 +1,21 @@
 // How few sequences are cut (schedule OWN): by every block of both stages for itself, one lane a sequence, from the lengths alone.
 //
-// Pieces have as many units of `tile_tokens`, a power of two, as leave at most `num_parts` pieces wherever the sequences end. There
+// Pieces have as many units of `few_unit`, a power of two, as leave at most `few_parts` pieces wherever the sequences end. There
 // are more than FULL_PIECES only once they are FULL_TOKENS long: shorter ones would cost stage 2 more than they win.
+//
+// A step of schedule EITHER has two forms of stage 1, of which the lengths choose one: few tokens are cut this way and the plan
+// kernel writes a schedule without work, more are cut by that schedule and there are no pieces here. All kernels ask `are_few`.
 constexpr int FULL_PIECES = 64;
 constexpr int FULL_TOKENS = 64;
 
 /// Lanes that share out the sequences.
 DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
+
+/// Sum of what the lanes of the sequences have. All lanes of a wave must ask.
+DEVICE int few_sum(const DecodeParams& p, int value) {
+    NO_UNROLL for (int mask = few_width(p) / 2; mask > 0; mask /= 2) value += shuffle_xor(value, mask);
+    return value;
+}
 
 /// Where the length of this lane's sequence stands; null if it has none.
 DEVICE const int GLOBAL* few_length(const DecodeParams& p) {
@@ -15,9 +24,19 @@ DEVICE const int GLOBAL* few_length(const DecodeParams& p) {
     return global_pointer<const int>(p.seq_lens) + quotient(virtual_seq, num_groups(p));
 }
 
-/// Tokens of this lane's sequence, of that length.
+/// Tokens of this lane's sequence, of that length; of the length that stands there now.
 DEVICE int few_tokens(const DecodeParams& p, int length) {
     return visible_tokens(p, usable_length(p, length), last_token(p, thread_index() & (few_width(p) - 1)));
+}
+DEVICE int few_tokens_now(const DecodeParams& p) {
+    const int GLOBAL* length_at = few_length(p);
+    return few_tokens(p, length_at ? load_now(length_at) : 0);
+}
+
+/// Whether sequences of each lane's `tokens` are cut this way. All lanes of a wave must ask.
+DEVICE bool are_few(const DecodeParams& p, int tokens) {
+    // Each is cut off above the bound, which keeps the sum small.
+    return p.schedule_kind == OWN || few_sum(p, smaller(tokens, p.few_tokens + 1)) <= p.few_tokens;
 }
 
 /// A sequence among the pieces of all: `count` of them from `first` on.
@@ -30,11 +49,10 @@ struct FewPieces {
 DEVICE FewPieces few_pieces(const DecodeParams& p, int tokens, int item, int seq) {
     int width = few_width(p);
     int lane = thread_index() & (width - 1);
-    int units = (tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
-    int all = units;
-    NO_UNROLL for (int mask = width / 2; mask > 0; mask /= 2) all += shuffle_xor(all, mask);
-    int most = p.num_parts - p.batch * num_groups(p);
-    int full = FULL_TOKENS >> highest_bit(p.tile_tokens);
+    int units = are_few(p, tokens) ? (tokens + p.few_unit - 1) >> highest_bit(p.few_unit) : 0;
+    int all = few_sum(p, units);
+    int most = p.few_parts - p.batch * num_groups(p);
+    int full = FULL_TOKENS >> highest_bit(p.few_unit);
     int limit = larger(quotient_up(all, most), 1);
     if (limit < full) limit = larger(limit, smaller(full, quotient_up(all, FULL_PIECES)));
     int count = quotient_up(units, limit);
@@ -62,7 +80,7 @@ struct OwnPiece {
 };
 DEVICE OwnPiece own_piece(const DecodeParams& p, int tokens, int item) {
     FewPieces pieces = few_pieces(p, tokens, item, 0);
-    int units = (pieces.tokens + p.tile_tokens - 1) >> highest_bit(p.tile_tokens);
+    int units = (pieces.tokens + p.few_unit - 1) >> highest_bit(p.few_unit);
     // The first pieces have a unit more where they do not come out even.
     int least = quotient(units, larger(pieces.count, 1));
     int longer = units - least * pieces.count;
@@ -70,13 +88,12 @@ DEVICE OwnPiece own_piece(const DecodeParams& p, int tokens, int item) {
     int begin = split * least + smaller(split, longer);
     int end = begin + least + (split < longer);
     if (pieces.count == 0) begin = end = 0;
-    return {pieces.seq, pieces.tokens, begin * p.tile_tokens, smaller(end * p.tile_tokens, pieces.tokens),
+    return {pieces.seq, pieces.tokens, begin * p.few_unit, smaller(end * p.few_unit, pieces.tokens),
             pieces.count > 1 ? item : -1};
 }
 
-/// Where the partial results of a virtual sequence begin, as `slots_of`. All lanes of a wave must ask together.
-DEVICE Slots own_slots(const DecodeParams& p, int virtual_seq) {
-    const int GLOBAL* length_at = few_length(p);
-    FewPieces pieces = few_pieces(p, few_tokens(p, length_at ? load_now(length_at) : 0), -1, virtual_seq);
+/// Where the partial results of a virtual sequence begin, as `slots_of`. All lanes of a wave must ask, each with its `tokens`.
+DEVICE Slots own_slots(const DecodeParams& p, int tokens, int virtual_seq) {
+    FewPieces pieces = few_pieces(p, tokens, -1, virtual_seq);
     return {pieces.first, pieces.count > 1 ? pieces.count : 0};
 }

@@ -1,6 +1,6 @@
 // The balanced schedule of a step from the lengths on the device: the algorithm and the table of `plan::balance` in
 // src/plan.rs, by one block. Sequences are scanned THREADS at a time with prefix sums; the part boundaries that fall among
-// them are found by binary search, in parallel.
+// them are found by binary search, in parallel. Few tokens that another form of stage 1 serves are left out: parts are empty.
 
 constexpr int WAVES = THREADS / WAVE;
 constexpr int64 SNAP_TILES = 2;  // as in plan.rs
@@ -113,13 +113,14 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     int virtual_seqs = p.batch * num_groups(p);
     int GLOBAL* slot_begin = global_pointer<int>(p.schedule);
     int64 parts_offset = (virtual_seqs + PART_WORDS) / PART_WORDS * PART_WORDS;
+    int scheduled = p.schedule_kind == EITHER && are_few(p, few_tokens_now(p)) ? 0 : virtual_seqs;
     int GLOBAL* parts = slot_begin + parts_offset;
 
     Cut cut = {0, 1, 0, p.fixed_cost, 0};
     int64 sum = 0, count = 0;
     int64 longest = 0;
     int64 longest_negated = -0x7fffffff;  // the shortest, so that one maximum serves both
-    for (int v = thread; v < virtual_seqs; v += THREADS) {
+    for (int v = thread; v < scheduled; v += THREADS) {
         int64 cost = cut.cost(tiles_of(p, v));
         sum += cost;
         count += cost > 0;
@@ -141,7 +142,7 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
 
     int64 begin = 0;
     int64 slots = 0;
-    for (int first = 0; first < virtual_seqs; first += THREADS) {
+    for (int first = 0; first < scheduled; first += THREADS) {
         int v = first + thread;
         int own = v < virtual_seqs ? tiles_of(p, v) : 0;
         int64 cost_here;
@@ -186,5 +187,5 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
         write_boundary(p, parts, at, virtual_seqs, 0, 0);
     }
     if (thread == 0) slot_begin[0] = 0;
-    for (int64 i = virtual_seqs + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;
+    for (int64 i = scheduled + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;
 }

@@ -186,11 +186,12 @@ struct Slots {
     int64 begin;
     int count;
 };
+DEVICE Slots balanced_slots(const DecodeParams& p, int virtual_seq) {
+    const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
+    return {begin[0], begin[1] - begin[0]};
+}
 DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
-    if (p.schedule_kind == BALANCED) {
-        const int GLOBAL* begin = schedule_of(p).slot_begin + virtual_seq;
-        return {begin[0], begin[1] - begin[0]};
-    }
+    if (p.schedule_kind == BALANCED) return balanced_slots(p, virtual_seq);
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
     int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);

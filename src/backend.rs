@@ -99,6 +99,9 @@ pub struct DecodeKernels {
     /// Whether blocks of stage 1 are to find their pieces by themselves where the policy leaves it open
     /// ([`ScheduleKind::Own`](crate::kernel::params::ScheduleKind::Own)).
     pub own_pieces: bool,
+    /// A second form of stage 1, for steps of few tokens, where neither is best for all lengths
+    /// ([`ScheduleKind::Either`](crate::kernel::params::ScheduleKind::Either)).
+    pub few: Option<FewKernel>,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
     /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
@@ -107,6 +110,20 @@ pub struct DecodeKernels {
     pub row_alignment: usize,
     /// The longest uniform query that the stage-1 kernel takes natively; 1 means single tokens only.
     pub max_query_len: usize,
+}
+
+/// A form of stage 1 whose blocks find their pieces by themselves, beside another for more tokens: a step has both, and its lengths
+/// choose one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FewKernel {
+    /// Stage 1.
+    pub split: Variant,
+    /// Dynamic shared memory of a block of it, in bytes.
+    pub shared_bytes: u32,
+    /// Most tokens of all sequences that it serves.
+    pub max_tokens: usize,
+    /// As [`DecodeKernels::reduce_blocks`], for its steps.
+    pub reduce_blocks: usize,
 }
 
 /// A device and the work it can be given. Cloning is cheap and refers to the same device.

@@ -3,10 +3,12 @@
 //! A [`DecodePlan`] is made on the host from host facts alone (batch, longest length, device), so a captured graph cannot
 //! freeze anything that depends on the lengths. It sizes the scratch and the grids. Which split covers which tokens is
 //! decided on the device from `seq_lens`: by the [`balance`]d schedule that the plan kernel writes once per step, or by the
-//! formulas of [`ScheduleKind::Own`], [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`].
+//! formulas of [`ScheduleKind::Own`], [`ScheduleKind::Even`] and [`ScheduleKind::Chunked`]. Under [`ScheduleKind::Either`] the
+//! lengths also decide which of two kernels does the work.
 
-use crate::backend::{DecodeKernels, DeviceInfo};
+use crate::backend::{DecodeKernels, DeviceInfo, FewKernel};
 use crate::error::{Error, Result};
+use crate::kernel::Variant;
 use crate::kernel::params::ScheduleKind;
 
 /// Cached tokens per split below which the heuristic does not split further.
@@ -151,17 +153,21 @@ pub struct DecodePlan {
     pub num_kv_splits: usize,
     /// Tokens per split of a chunked schedule, else 0.
     pub split_tokens: usize,
-    /// Parts of a balanced schedule, most pieces of [`ScheduleKind::Own`], else 0.
+    /// Parts of a balanced schedule, else 0.
     pub num_parts: usize,
+    /// Most pieces that sequences are cut into where blocks find them by themselves, else 0.
+    pub few_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
     /// Blocks of stage 2: as many of each part of a balanced schedule, or else of each sequence.
     pub reduce_blocks: usize,
+    /// Those of them that work on such pieces.
+    pub few_blocks: usize,
     /// Query tokens per group.
     pub query_group: usize,
     /// Groups per sequence.
     pub num_groups: usize,
-    /// Bytes of the schedule table, 0 unless balanced.
+    /// Bytes of the schedule table, 0 where no step is balanced.
     pub schedule_bytes: usize,
     /// Bytes of the partial outputs, of [`DecodeKernels::partial_dtype`].
     pub partial_out_bytes: usize,
@@ -182,14 +188,24 @@ impl DecodePlan {
     pub fn new(shape: PlanShape, policy: SplitPolicy, kernels: &DecodeKernels, device: &DeviceInfo) -> Result<Self> {
         let units = device.num_compute_units.max(1);
         let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
-        let row_blocks = (query_group * shape.num_heads).div_ceil(kernels.split.block_rows.max(1) as usize).max(1);
+        let row_blocks_of =
+            |split: &Variant| (query_group * shape.num_heads).div_ceil(split.block_rows.max(1) as usize).max(1);
+        let row_blocks = row_blocks_of(&kernels.split);
         let blocks = units * kernels.blocks_per_unit.max(1);
+        let few = match policy {
+            SplitPolicy::Auto if kernels.own_pieces => Some((kernels.split, kernels.reduce_blocks)),
+            SplitPolicy::Auto => kernels.few.map(|FewKernel { split, reduce_blocks, .. }| (split, reduce_blocks)),
+            _ => None,
+        };
+        let few_parts = few.map_or(0, |(split, _)| (blocks / row_blocks_of(&split)).max(1));
         let (schedule, num_kv_splits, split_tokens) = match policy {
-            SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, (blocks / row_blocks).max(1), 0),
+            SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, few_parts, 0),
             SplitPolicy::Auto => {
+                let schedule = if few.is_some() { ScheduleKind::Either } else { ScheduleKind::Balanced };
                 let virtual_seqs = shape.batch.saturating_mul(shape.query_len.div_ceil(query_group));
-                let few = if virtual_seqs <= FEW_SEQS { blocks.div_ceil(row_blocks * virtual_seqs.max(1)) } else { 1 };
-                (ScheduleKind::Balanced, num_kv_splits(shape.max_seq_len, units).max(few), 0)
+                let least =
+                    if virtual_seqs <= FEW_SEQS { blocks.div_ceil(row_blocks * virtual_seqs.max(1)) } else { 1 };
+                (schedule, num_kv_splits(shape.max_seq_len, units).max(least), 0)
             }
             SplitPolicy::MinTokens(0) => return Err(Error::argument("policy", "MinTokens(0): at least 1 token")),
             SplitPolicy::MinTokens(tokens) => {
@@ -211,7 +227,7 @@ impl DecodePlan {
         // The largest product that follows: where it fits, all do.
         let most = [shape.batch, shape.query_len.saturating_add(query_group), shape.num_heads, shape.kv_lora_rank]
             .iter()
-            .try_fold(8 * num_kv_splits, |most, &count| most.checked_mul(count.max(1)));
+            .try_fold(8 * num_kv_splits.max(few_parts), |most, &count| most.checked_mul(count.max(1)));
         if most.is_none_or(|most| isize::try_from(most).is_err()) {
             return Err(Error::argument(
                 "shape",
@@ -223,23 +239,31 @@ impl DecodePlan {
         let virtual_seqs = shape.batch * num_groups;
 
         let (num_parts, num_slots) = match schedule {
-            ScheduleKind::Own => (num_kv_splits, num_kv_splits),
-            ScheduleKind::Balanced => {
+            ScheduleKind::Own => (0, few_parts),
+            ScheduleKind::Balanced | ScheduleKind::Either => {
                 let parts = blocks.div_ceil(row_blocks).max(1);
                 // A part boundary inside a sequence makes one more split of it; a sequence in one piece needs no slot.
-                (parts, (virtual_seqs * num_kv_splits).min(2 * (parts - 1)))
+                (parts, (virtual_seqs * num_kv_splits).min(2 * (parts - 1)).max(few_parts))
             }
             _ if num_kv_splits == 1 => (0, 0),
             _ => (0, virtual_seqs * num_kv_splits),
         };
 
-        let (items, columns) = match schedule {
-            ScheduleKind::Balanced => (num_parts, REDUCE_COLUMNS),
-            ScheduleKind::Own => (virtual_seqs, reduce_columns(num_kv_splits.div_ceil(virtual_seqs.max(1)))),
-            ScheduleKind::Even | ScheduleKind::Chunked => (virtual_seqs, reduce_columns(num_kv_splits)),
+        let reduce_blocks_of = |items: usize, columns, blocks: usize| {
+            let shares = group_rows * shape.kv_lora_rank.div_ceil(columns);
+            items * (blocks / items.max(1)).clamp(1, shares.max(1))
         };
-        let shares = group_rows * shape.kv_lora_rank.div_ceil(columns);
-        let reduce_blocks = items * (kernels.reduce_blocks / items.max(1)).clamp(1, shares.max(1));
+        let few_columns = reduce_columns(few_parts.div_ceil(virtual_seqs.max(1)));
+        let few_blocks = few.map_or(0, |(_, blocks)| reduce_blocks_of(virtual_seqs, few_columns, blocks));
+        let reduce_blocks = match schedule {
+            ScheduleKind::Own => few_blocks,
+            ScheduleKind::Balanced | ScheduleKind::Either => {
+                reduce_blocks_of(num_parts, REDUCE_COLUMNS, kernels.reduce_blocks).max(few_blocks)
+            }
+            ScheduleKind::Even | ScheduleKind::Chunked => {
+                reduce_blocks_of(virtual_seqs, reduce_columns(num_kv_splits), kernels.reduce_blocks)
+            }
+        };
 
         let rows = num_slots * group_rows;
         Ok(Self {
@@ -248,12 +272,16 @@ impl DecodePlan {
             num_kv_splits,
             split_tokens,
             num_parts,
+            few_parts,
             num_slots,
             reduce_blocks,
+            few_blocks,
             query_group,
             num_groups,
             schedule_bytes: match schedule {
-                ScheduleKind::Balanced => (parts_offset(virtual_seqs) + num_parts * PART_WORDS) * 4,
+                ScheduleKind::Balanced | ScheduleKind::Either => {
+                    (parts_offset(virtual_seqs) + num_parts * PART_WORDS) * 4
+                }
                 _ => 0,
             },
             partial_out_bytes: rows * shape.kv_lora_rank * kernels.partial_dtype.size(),
@@ -538,6 +566,7 @@ mod tests {
             fixed_cost: FIXED_COST,
             split_shared_bytes: 0,
             own_pieces,
+            few: None,
             partial_dtype: crate::DType::BF16,
             reduce_blocks: 264,
             row_alignment: 16,
@@ -556,13 +585,26 @@ mod tests {
         };
         for max_seq_len in [64, 4096, 131_072] {
             let own = plan(1, max_seq_len, true);
-            assert_eq!((own.schedule, own.num_parts, own.num_slots), (ScheduleKind::Own, 132, 132));
+            assert_eq!((own.schedule, own.few_parts, own.num_slots), (ScheduleKind::Own, 132, 132));
             assert_eq!((own.schedule_bytes, own.partial_out_bytes), (0, 132 * 16 * 512 * 2));
             assert_eq!(own.reduce_blocks, 128, "16 rows in shares of 64 columns");
             assert_eq!(plan(4, max_seq_len, true).reduce_blocks, 128, "64 rows in shares of 256 columns");
             assert!(plan(1, max_seq_len, false).num_kv_splits >= 132);
             assert!(plan(4, max_seq_len, false).num_kv_splits >= 33);
         }
+        // Beside another form: scratch, table and blocks for both.
+        let plan_of = |kernels: &DecodeKernels| {
+            let shape = PlanShape { batch: 1, query_len: 1, num_heads: 16, kv_lora_rank: 512, max_seq_len: 131_072 };
+            DecodePlan::new(shape, SplitPolicy::Auto, kernels, &device).expect("plan")
+        };
+        let many = kernels(false);
+        let few = FewKernel { split: many.split, shared_bytes: 0, max_tokens: 16_384, reduce_blocks: 66 };
+        let (own, balanced) = (plan(1, 131_072, true), plan_of(&many));
+        let either = plan_of(&DecodeKernels { few: Some(few), ..many });
+        assert_eq!((either.schedule, either.num_parts, either.few_parts), (ScheduleKind::Either, 132, own.few_parts));
+        assert_eq!((either.schedule_bytes, either.num_slots), (balanced.schedule_bytes, balanced.num_slots.max(132)));
+        assert_eq!((either.reduce_blocks, either.few_blocks), (balanced.reduce_blocks, 66));
+        assert_eq!((own.few_blocks, balanced.few_parts, balanced.few_blocks), (own.reduce_blocks, 0, 0));
         let many = plan(64, 4096, false);
         assert_eq!((many.schedule, many.num_kv_splits), (ScheduleKind::Balanced, num_kv_splits(4096, 132)));
     }

@@ -35,6 +35,7 @@ macro_rules! backend_contract {
                 },
                 graphs::{
                     a_graph_replays_new_lengths_and_tables,
+                    a_graph_captured_long_serves_every_length,
                     a_dropped_session_leaves_its_graph_whole,
                     a_forbidden_call_breaks_only_its_capture,
                     an_error_in_the_closure_ends_the_capture,

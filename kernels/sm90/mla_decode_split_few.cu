@@ -9,8 +9,8 @@
 //   output    each group: its half of the columns x all query rows
 //
 // Before this kernel may rely on what others have written it finds its piece by lengths and pages that may be out of date, and
-// asks for its first tiles to come near. Afterwards it works on them and looks at lengths and pages once more meanwhile: most often
-// they are the same, else it begins again.
+// asks for its first tiles to come near. Afterwards it works on them, and the loader looks at lengths and pages once more meanwhile:
+// most often they are the same, else the block begins again.
 
 constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
@@ -40,9 +40,10 @@ constexpr int HIGHEST_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
 constexpr int LENGTHS_AT = HIGHEST_AT;  // at first
 constexpr int MAXIMA_AT = HIGHEST_AT + GROUP_WARPS * ROWS * 4;
 constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
+constexpr int CHANGED_AT = FACTOR_AT;  // at first
 constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
 constexpr int SIGNALS_AT = BARRIERS_AT + TILES_BARRIERS_BYTES;
-constexpr int SHARED_BYTES = SIGNALS_AT + 3 * 8;
+constexpr int SHARED_BYTES = SIGNALS_AT + 4 * 8;
 constexpr int RESULT_STRIDE = KV_LORA_RANK * 2 + 16;
 static_assert(ROWS * RESULT_STRIDE <= WEIGHTS_AT - QUERY_AT, "results pass through the place of queries and logits");
 #ifdef SPLIT_SHARED_BYTES
@@ -81,20 +82,32 @@ struct Signals {
     DEVICE uint32 queries() const { return at; }         // they are asked for
     DEVICE uint32 summands() const { return at + 8; }    // lanes have told their sums
     DEVICE uint32 factors() const { return at + 16; }    // the loader has told what rows are multiplied by
+    DEVICE uint32 changed() const { return at + 24; }    // and whether the block begins again
 
     DEVICE void init() const {
         // Lanes arrive each for what they have done, which is how racecheck follows it.
         barrier_init(queries(), WORKERS);
         barrier_init(summands(), WORKERS);
         barrier_init(factors(), WAVE);
+        barrier_init(changed(), WAVE);
+    }
+
+    /// Whether lengths or pages were others than the first time: the loader tells once, before any group goes beyond its first logits.
+    DEVICE void tell_changed(unsigned char SHARED* shared, bool any) const {
+        if (lane_index() == 0) *(int SHARED*)(shared + CHANGED_AT) = any;
+        barrier_arrive(changed());
+    }
+    DEVICE bool was_changed(const unsigned char SHARED* shared) const {
+        barrier_wait(changed(), 0);  // the only phase: who begins again does not ask
+        return *(const int SHARED*)(shared + CHANGED_AT) != 0;
     }
 };
 
 /// Query row of a lane's `i`-th column of sums.
 DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
 
-/// Barriers by name: of all threads, whether the block begins again; of both warpgroups.
-enum Meeting { ALL = 1, BOTH = 2 };
+/// The barrier of both warpgroups.
+constexpr int BOTH = 1;
 DEVICE void workers_barrier() { named_barrier(BOTH, WORKERS); }
 
 /// Begins the group's part of the tile's logits, every second pair of the depth's steps, as the tile comes in.
@@ -317,9 +330,9 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
 }
 
 /// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies. False if the piece was found
-/// by `stale` lengths or pages, as some thread says by `changed`.
+/// by `stale` lengths or pages that have changed.
 template <bool stale>
-DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool changed, int parity,
+DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, int parity,
                    unsigned char SHARED* shared, const Tiles& tiles, Signals signals) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
@@ -347,11 +360,9 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
             given[(i / 4 * GROUPS + (group ^ 1)) * GROUP_THREADS] = {give[0], give[1], give[2], give[3]};
         }
         bool first = token == piece.begin;
-        if (!stale || !first) {
-            workers_barrier();
-        } else if (named_barrier_any(ALL, THREADS, changed)) {
-            return false;
-        }
+        bool changed = stale && first && signals.was_changed(shared);
+        workers_barrier();
+        if (stale && changed) return false;  // no warp reads queries or tiles any more
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             Float4 other = given[(i / 4 * GROUPS + group) * GROUP_THREADS];
             x[i] += other.x;
@@ -430,7 +441,9 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
             tiles.skip(early);
             bool changed = length_at && load_now(length_at) != length;
             changed |= loader.page_now() != loader.page;
-            if (named_barrier_any(ALL, THREADS, changed)) return false;
+            changed = warp_any(changed);
+            signals.tell_changed(shared, changed);
+            if (changed) return false;
         }
         if (piece.begin >= piece.end) return true;
         loader.run(p, piece, latent, rope, tiles);
@@ -448,13 +461,12 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
     }
     if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
     barrier_arrive(signals.queries());
-    bool changed = stale && length_at && load_now(length_at) != length;
-    if (piece.begin >= piece.end) return !stale || !named_barrier_any(ALL, THREADS, changed);
+    if (piece.begin >= piece.end) return !stale || !signals.was_changed(shared);
     copy_wait<0>();
     publish_to_async();
     workers_barrier();
     // Knowing that there are two groups also keeps operands in those registers.
-    return attend<stale>(p, piece, first_row, group & 1, softmax, changed, parity, shared, tiles, signals);
+    return attend<stale>(p, piece, first_row, group & 1, softmax, parity, shared, tiles, signals);
 }
 
 KERNEL_ONE_BLOCK(THREADS)

@@ -16,9 +16,12 @@ pub enum ScheduleKind {
     Even = 1,
     /// Splits of `split_tokens` tokens each, whatever the batch: rows do not depend on their neighbours.
     Chunked = 2,
-    /// Few sequences, cut into at most `num_parts` pieces of about equal length that every block finds by itself from the
+    /// Few sequences, cut into at most `few_parts` pieces of about equal length that every block finds by itself from the
     /// lengths: needs no table.
     Own = 3,
+    /// As `Own` while the sequences have at most `few_tokens` tokens in all, else as `Balanced`. A step then has a form of stage 1 for
+    /// each, of which one finds nothing to do.
+    Either = 4,
 }
 
 /// Parameters of `mla_plan`, `mla_decode_split` and `mla_decode_reduce`.
@@ -49,7 +52,7 @@ pub struct DecodeParams {
     pub partial_out: u64,
     /// Natural-log LSE of splits, f32 `[num_slots, group_rows]`.
     pub partial_lse: u64,
-    /// The balanced schedule, i32; [`plan::balance`](crate::plan::balance) gives its layout. 0 unless the kind is balanced.
+    /// The balanced schedule, i32; [`plan::balance`](crate::plan::balance) gives its layout. 0 unless the kind is balanced or either.
     pub schedule: u64,
     /// Elements from one sequence to the next in `q`.
     pub q_stride_batch: i64,
@@ -103,9 +106,9 @@ pub struct DecodeParams {
     pub num_kv_splits: i32,
     /// Tokens per split of a chunked schedule.
     pub split_tokens: i32,
-    /// Parts of a balanced schedule, most pieces of one of kind [`ScheduleKind::Own`].
+    /// Parts of a balanced schedule.
     pub num_parts: i32,
-    /// Unit of these two schedules in tokens.
+    /// Its unit in tokens.
     pub tile_tokens: i32,
     /// Softmax scale, positive or negative, finite.
     pub sm_scale: f32,
@@ -117,6 +120,14 @@ pub struct DecodeParams {
     pub fixed_cost: i32,
     /// Groups per sequence.
     pub num_groups: i32,
+    /// Most pieces that sequences are cut into where blocks find them by themselves.
+    pub few_parts: i32,
+    /// Tokens of the unit of those pieces, a power of two.
+    pub few_unit: i32,
+    /// Most tokens of all virtual sequences that are cut into those under [`ScheduleKind::Either`].
+    pub few_tokens: i32,
+    /// Blocks of stage 2 that merge those pieces.
+    pub few_blocks: i32,
     /// Zero.
     pub reserved: i32,
 }
@@ -295,7 +306,7 @@ pub struct ProbeParams {
 }
 
 const _: () = {
-    assert!(size_of::<DecodeParams>() == 272);
+    assert!(size_of::<DecodeParams>() == 288);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);

@@ -5,7 +5,7 @@
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
 use super::{Entry, Variant, select_cdna, select_few, select_sm90};
-use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo};
+use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo, FewKernel};
 use crate::error::{Error, Result};
 use crate::plan::FIXED_COST;
 use crate::tensor::DType;
@@ -165,14 +165,9 @@ fn reduce_variant(q_dtype: DType, arch: &str) -> Variant {
     Variant { threads, ..Variant::simple(Entry::DecodeReduce, q_dtype) }
 }
 
-/// Blocks of stage 2. Where there are few sequences a block per row, half of them for few rows, were as quick as more, or quicker.
-fn reduce_blocks(rows: usize, own_pieces: bool, units: usize) -> usize {
-    let many = rows > REDUCE_FEW_ROWS;
-    match own_pieces {
-        true if many => units,
-        true => units.div_ceil(2),
-        false => REDUCE_BLOCKS[usize::from(many)] * units,
-    }
+/// Blocks of stage 2 for pieces that blocks cut themselves: a block per row, half of them for few rows, were as quick as more, or quicker.
+fn few_reduce_blocks(rows: usize, units: usize) -> usize {
+    if rows > REDUCE_FEW_ROWS { units } else { units.div_ceil(2) }
 }
 
 fn plan_variant() -> Variant {
@@ -215,8 +210,17 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
     let own =
         |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
-    let few = select_few::split(shape, rows, base, arch).filter(own);
-    let tuned = few
+    let few = select_few::split(shape, rows, base, arch)
+        .filter(|(split, _)| own(split) && split_shared_bytes(split, arch) as usize <= limit);
+    let (alone, beside) = match few {
+        Some((split, None)) => (Some(split), None),
+        Some((split, Some(max_tokens))) => {
+            let (shared_bytes, reduce_blocks) = (split_shared_bytes(&split, arch), few_reduce_blocks(rows, units));
+            (None, Some(FewKernel { split, shared_bytes, max_tokens, reduce_blocks }))
+        }
+        None => (None, None),
+    };
+    let tuned = alone
         .or_else(|| select_sm90::split(shape, rows, base, arch))
         .or_else(|| select_cdna::split(shape, rows, base, arch));
     let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
@@ -233,6 +237,8 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
 
     // Blocks that cut their own pieces are most often more than there are pieces.
     let own_pieces = matches!(split.form, select_few::FORM | select_few::BOXES_FORM);
+    // With few sequences the third block of a unit won nothing, and while they are short most have nothing to do.
+    let many = rows > REDUCE_FEW_ROWS && beside.is_none();
     Ok(DecodeKernels {
         split,
         reduce: reduce_variant(shape.q_dtype, arch),
@@ -242,8 +248,13 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         fixed_cost: if split.form == select_sm90::ROWS_FORM { select_sm90::ROWS_FIXED_COST } else { FIXED_COST },
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces,
+        few: beside,
         partial_dtype: shape.q_dtype,
-        reduce_blocks: reduce_blocks(rows, own_pieces, units),
+        reduce_blocks: if own_pieces {
+            few_reduce_blocks(rows, units)
+        } else {
+            REDUCE_BLOCKS[usize::from(many)] * units
+        },
         row_alignment: ROW_ALIGNMENT,
         max_query_len: MAX_QUERY_LEN,
     })
@@ -365,6 +376,28 @@ mod tests {
         assert_eq!(rows(&shape(16, 2, DType::BF16)), 32);
         assert_eq!(rows(&DecodeShape { batch: 1, ..shape(128, 1, DType::BF16) }), 32);
         assert_eq!(rows(&DecodeShape { batch: 1, ..shape(16, 1, DType::BF16) }), 16);
+    }
+
+    #[test]
+    fn few_sequences_captured_long_have_a_form_for_few_tokens_beside_another() {
+        let kernels = |batch, num_heads, max_seq_len| {
+            let few = DecodeShape { batch, max_seq_len, free_splits: true, ..shape(num_heads, 1, DType::BF16) };
+            decode_kernels(&few, &device("sm_90a", 232_448)).unwrap()
+        };
+        for (batch, num_heads, many_form, most) in
+            [(1, 128, select_sm90::ROWS_FORM, 16_384), (4, 128, select_sm90::ROWS_FORM, 8192), (2, 32, 0, 8192)]
+        {
+            let both = kernels(batch, num_heads, 131_072);
+            let few = both.few.expect("a second form");
+            assert_eq!((both.split.form, few.split.form), (many_form, select_few::BOXES_FORM), "{batch} x {num_heads}");
+            assert_eq!((few.max_tokens, few.split.block_rows, both.own_pieces), (most, 32, false));
+            assert!(few.shared_bytes as usize <= 232_448 && all_variants("sm_90a").contains(&few.split));
+            let alone = kernels(batch, num_heads, most / batch);
+            assert_eq!((alone.split, alone.own_pieces, alone.few), (few.split, true, None));
+        }
+        assert_eq!((kernels(1, 16, 131_072).few, kernels(5, 128, 131_072).few), (None, None));
+        let fixed = DecodeShape { batch: 1, max_seq_len: 131_072, ..shape(128, 1, DType::BF16) };
+        assert_eq!(decode_kernels(&fixed, &device("sm_90a", 232_448)).unwrap().few, None);
     }
 
     #[test]

@@ -8,7 +8,7 @@
 //! | rows of a group | served | measured, µs |
 //! |---|---|---|
 //! | up to 16 | one to four sequences of any length | S1024 5.0 (6.4), S4096 6.3 (8.3), S65536 24.6 (31.5), B4 S16384 24.4 (30.5) |
-//! | 17 to 128 | up to 16,384 tokens captured of one sequence, 8,192 of all | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
+//! | 17 to 128 | up to 16,384 tokens of one sequence, 8,192 of all; of up to four sequences captured longer, while they are that short | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
@@ -20,9 +20,9 @@ pub(super) const BOXES_FORM: u32 = 7;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
-/// Most sequences of up to 16 rows that it serves whatever their length.
+/// Most sequences that it serves whatever was captured: of up to 16 rows at any length, of more while they are short.
 const MAX_LONG: usize = 4;
-/// Longest sequence of 17 to 128 rows that it serves alone.
+/// Longest sequence of 17 to 128 rows that it serves.
 const ONE_TOKENS: usize = 16_384;
 /// Pieces per sequence from which on it does not matter that the last one may be short.
 const MIN_PIECES: usize = 4;
@@ -44,14 +44,18 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
     shape.free_splits && few && virtual_seqs > 0
 }
 
-/// The form's variant for groups of `rows` rows, if it is to serve the problem.
-pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+/// The form's variant for groups of `rows` rows, if it is to serve the problem; and up to how many tokens of all sequences, `None` if
+/// that is as many as were captured.
+pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, Option<usize>)> {
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     let most = if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS };
-    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && tokens <= most };
-    (!shape.portable && serves(&base, arch) && few)
-        .then(|| variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8)))
+    let long = shape.batch <= MAX_LONG;
+    let few = if rows <= 16 { long } else { rows <= 128 && (tokens <= most || long) };
+    (!shape.portable && serves(&base, arch) && few).then(|| {
+        let split = variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8));
+        (split, (rows > 16 && tokens > most).then_some(most))
+    })
 }
 
 fn serves(base: &Variant, arch: &str) -> bool {
@@ -77,8 +81,8 @@ pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
         let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
         let tiles = variant.stages * (units * TILE * 128 + (units.div_ceil(PART_UNITS) + 1) * 8);
         // Queries and weights, halves of logits that the groups exchange, highest logits of four warps, a maximum and a factor;
-        // three barriers.
-        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 3 * 8;
+        // four barriers.
+        return tiles + rows * ((units + 1) * 128 + THREADS + 4 * 4 + 2 * 4) + 4 * 8;
     }
     let row_bytes = (variant.kv_lora_rank + variant.rope_dim + 8) * 2;
     let score_stride = TILE + score_pad;
@@ -110,26 +114,26 @@ mod tests {
     #[test]
     fn boxes_take_pages_of_eights_and_single_tokens_the_others() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
-        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap();
+        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap().0;
         assert_eq!([8, 24, 64].map(|size| of_pages(size).form), [BOXES_FORM; 3]);
         assert_eq!([1, 4, 12].map(|size| (of_pages(size).form, of_pages(size).tile_tokens)), [(FORM, UNIT); 3]);
         let shared = |variant: Variant| shared_bytes(&variant, 8);
-        assert_eq!([16, 32].map(|rows| shared(variant(base, rows, true))), [172_504, 197_464]);
-        assert_eq!(shared(variant(Variant { rope_dim: 0, ..base }, 16, true)), 154_072);
+        assert_eq!([16, 32].map(|rows| shared(variant(base, rows, true))), [172_512, 197_472]);
+        assert_eq!(shared(variant(Variant { rope_dim: 0, ..base }, 16, true)), 154_080);
     }
 
     #[test]
     fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
-        let rows_of = |shape: &DecodeShape, rows| split(shape, rows, base, "sm_90a").map(|variant| variant.block_rows);
-        let long = DecodeShape { max_seq_len: 131_072, ..ONE };
-        assert_eq!([rows_of(&ONE, 16), rows_of(&long, 16), rows_of(&ONE, 128)], [Some(16), Some(16), Some(32)]);
-        assert_eq!([rows_of(&long, 17), rows_of(&ONE, 129)], [None, None]);
-        let two = |max_seq_len| DecodeShape { batch: 2, max_seq_len, ..ONE };
-        assert_eq!([rows_of(&two(4096), 128), rows_of(&two(4097), 128)], [Some(32), None]);
-        let one = |max_seq_len| DecodeShape { max_seq_len, ..ONE };
-        assert_eq!([rows_of(&one(16_384), 128), rows_of(&one(16_385), 128)], [Some(32), None]);
-        assert_eq!(rows_of(&DecodeShape { batch: 5, ..ONE }, 16), None);
+        let of = |batch, max_seq_len, rows| {
+            let split = split(&DecodeShape { batch, max_seq_len, ..ONE }, rows, base, "sm_90a");
+            split.map(|(variant, most)| (variant.block_rows, most))
+        };
+        assert_eq!([of(1, 4096, 16), of(1, 131_072, 16), of(4, 131_072, 16)], [Some((16, None)); 3]);
+        assert_eq!([of(1, 16_384, 128), of(1, 16_385, 128)], [Some((32, None)), Some((32, Some(16_384)))]);
+        assert_eq!([of(2, 4096, 128), of(2, 4097, 17)], [Some((32, None)), Some((32, Some(8192)))]);
+        assert_eq!([of(5, 1024, 128), of(5, 131_072, 128)], [Some((32, None)), None]);
+        assert_eq!([of(5, 4096, 16), of(1, 4096, 129), of(1, 131_072, 129)], [None; 3]);
         assert!(split(&ONE, 16, base, "sm_80").is_none());
         assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
     }

@@ -13,10 +13,8 @@
 //! | up to 32, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111) |
 //! | the others | | portable | B1 S65536 H16 keys of 16 rows 27.7 (35.7), but a single sequence may also be short, which is not measured |
 //!
-//! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these.
-//!
-//! One captured sequence of more than 16,384 tokens is served by the rows form, which loses while it is short (before it was
-//! written anew: B1 S1024 H128 18.2 beside 14.7) and wins twofold when it is long.
+//! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these, also beside one
+//! of these in a graph that is captured for more.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;

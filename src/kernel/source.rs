@@ -117,7 +117,7 @@ const SM90_PROBE: SourceFile = embed!("kernels/sm90/probe.cu");
 /// The file that holds a variant's entry point, after those that it alone needs.
 fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
-        Entry::Plan => &[PLAN],
+        Entry::Plan => &[FEW, PLAN],
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => {
                 &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_FP8, SM90_WIDEN, SM90_SPLIT_ROWS]

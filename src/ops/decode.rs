@@ -4,11 +4,11 @@ use std::marker::PhantomData;
 
 use super::cache::KvCache;
 use super::check;
-use crate::backend::{Backend, DecodeKernels, DecodeShape};
+use crate::backend::{Backend, DecodeKernels, DecodeShape, FewKernel};
 use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
-use crate::kernel::{Launch, Params};
+use crate::kernel::{Launch, Params, Variant};
 use crate::observe::span;
 use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
 use crate::stream::Stream;
@@ -41,6 +41,7 @@ pub struct Plan<B: Backend> {
     config: MlaConfig,
     types: [DType; 2],
     plan_kernel: B::Kernel,
+    few_kernel: Option<B::Kernel>,
     split_kernel: B::Kernel,
     reduce_kernel: B::Kernel,
 }
@@ -193,6 +194,7 @@ impl<B: Backend> MlaDecode<B> {
             config: self.config,
             types: [self.q_dtype, self.kv_dtype],
             plan_kernel: self.backend.prepare(&kernels.plan)?,
+            few_kernel: kernels.few.map(|few| self.backend.prepare(&few.split)).transpose()?,
             split_kernel: self.backend.prepare(&kernels.split)?,
             reduce_kernel: self.backend.prepare(&kernels.reduce)?,
         })
@@ -265,11 +267,15 @@ impl<B: Backend> MlaDecode<B> {
     ) -> Result<DecodeParams> {
         let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
             plan.decode;
+        let (few_unit, few_tokens) = match plan.kernels.few {
+            Some(FewKernel { split, max_tokens, .. }) => (split.tile_tokens, max_tokens),
+            None => (plan.kernels.split.tile_tokens, 0),
+        };
         let rank = self.config.kv_lora_rank;
         Ok(DecodeParams {
             partial_out,
             partial_lse,
-            schedule: if schedule == ScheduleKind::Balanced { table } else { 0 },
+            schedule: if plan.decode.schedule_bytes > 0 { table } else { 0 },
             batch: check::int("batch", shape.batch)?,
             query_len: check::int("query_len", shape.query_len)?,
             query_group: check::int("query_len", query_group)?,
@@ -288,6 +294,10 @@ impl<B: Backend> MlaDecode<B> {
             kv_scale: 1.0,
             fixed_cost: plan.kernels.fixed_cost,
             num_groups: check::int("query_len", num_groups)?,
+            few_parts: check::int("policy", plan.decode.few_parts)?,
+            few_unit: few_unit as i32,
+            few_tokens: check::int("policy", few_tokens)?,
+            few_blocks: check::int("policy", plan.decode.few_blocks)?,
             ..bytemuck::Zeroable::zeroed()
         })
     }
@@ -380,7 +390,7 @@ impl<B: Backend> Scheduled<'_, B> {
     /// Enqueues the plan kernel, where the schedule is one that needs it.
     pub(crate) fn cut(&self, seq_lens: &Tensor<B>) -> Result<()> {
         let Self { stream, plan, base, .. } = self;
-        if plan.decode.schedule != ScheduleKind::Balanced || plan.decode.shape.batch == 0 {
+        if plan.decode.schedule_bytes == 0 || plan.decode.shape.batch == 0 {
             return Ok(());
         }
         let threads = plan.kernels.plan.threads;
@@ -400,7 +410,7 @@ impl<B: Backend> Scheduled<'_, B> {
         let Self { decode, stream, plan, ref base, ref owner, .. } = *self;
         let table_width = check::int("block_table", decode.check_args(plan, &args)?)?;
         self.check_scheduled(&args, table_width)?;
-        let DecodePlan { shape, schedule, num_kv_splits, num_parts, .. } = plan.decode;
+        let DecodePlan { shape, schedule, num_kv_splits, num_parts, few_parts, .. } = plan.decode;
         if shape.batch == 0 {
             return Ok(());
         }
@@ -437,18 +447,29 @@ impl<B: Backend> Scheduled<'_, B> {
             ..*base
         };
 
-        let group_rows = plan.decode.group_rows();
-        let split = &plan.kernels.split;
+        let split_launch = |split: &Variant, items, shared_bytes| -> Result<Launch> {
+            let row_blocks = plan.decode.group_rows().div_ceil(split.block_rows as usize);
+            Ok(Launch {
+                grid: [blocks(row_blocks * items)?, 1, 1],
+                threads: split.threads,
+                shared_bytes,
+                dependent: true,
+            })
+        };
         let items = match schedule {
-            ScheduleKind::Balanced | ScheduleKind::Own => num_parts,
+            ScheduleKind::Balanced | ScheduleKind::Either => num_parts,
+            ScheduleKind::Own => few_parts,
             ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
         };
-        let split_launch = Launch {
-            grid: [blocks(group_rows.div_ceil(split.block_rows as usize) * items)?, 1, 1],
-            threads: split.threads,
-            shared_bytes: plan.kernels.split_shared_bytes,
-            dependent: true,
+        let many_launch = split_launch(&plan.kernels.split, items, plan.kernels.split_shared_bytes)?;
+        // First: it finds its pieces while what came before is ending.
+        let few = match plan.few_kernel.as_ref().zip(plan.kernels.few) {
+            Some((kernel, few)) => Some((kernel, split_launch(&few.split, few_parts, few.shared_bytes)?)),
+            None => None,
         };
+        // The form beside one for few tokens knows of no other schedule than its own.
+        let balanced = DecodeParams { schedule_kind: ScheduleKind::Balanced as i32, ..params };
+        let many_params = Params::Decode(if few.is_some() { balanced } else { params });
         let reduce_launch = Launch {
             grid: [blocks(plan.decode.reduce_blocks)?, 1, 1],
             threads: plan.kernels.reduce.threads,
@@ -464,7 +485,10 @@ impl<B: Backend> Scheduled<'_, B> {
         // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
         unsafe {
-            stream.launch(&plan.split_kernel, &split_launch, &params)?;
+            if let Some((kernel, launch)) = &few {
+                stream.launch(kernel, launch, &params)?;
+            }
+            stream.launch(&plan.split_kernel, &many_launch, &many_params)?;
             stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
         }
     }

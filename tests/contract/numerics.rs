@@ -26,22 +26,32 @@ pub(crate) fn layer(num_heads: usize, page_size: usize) -> MlaConfig {
     MlaConfig::deepseek(num_heads, page_size)
 }
 
-/// Word for word what `plan::balance` writes, for batches of every kind of lengths.
+/// Word for word what `plan::balance` writes, for batches of every kind of lengths: of no work where another kernel does it all.
 pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: &B, dtype: DType) {
     let numbers = SplitMix64::new(31);
     let stream = Stream::new(backend).unwrap();
     let table_width = 512;
-    for round in 0..40_u64 {
-        let decode = MlaDecode::new(backend, layer([8, 64, 128][round as usize % 3], 64), dtype, dtype).unwrap();
-        let batch = 1 + numbers.below(round, if round % 5 == 0 { 700 } else { 70 }) as usize;
+    for round in 0..46_u64 {
+        let few = round >= 40;
+        let heads = if few { 20 } else { [8, 64, 128][round as usize % 3] };
+        let decode = MlaDecode::new(backend, layer(heads, 64), dtype, dtype).unwrap();
+        let batch = match round % 5 {
+            _ if few => 1 + round as usize % 2,
+            0 => 1 + numbers.below(round, 700) as usize,
+            _ => 1 + numbers.below(round, 70) as usize,
+        };
         let query_len = 1 + numbers.below(1000 + round, 4) as usize;
         let longest = [30_000, 5_000, 300, 64][round as usize % 4];
+        let policy = if few { SplitPolicy::Auto } else { SplitPolicy::MinTokens(64) };
+        let plan = decode.plan(batch, query_len, 131_072, policy).unwrap();
+        let most = plan.kernels().few.map_or(300, |few| few.max_tokens);
         let lens: Vec<i32> = match round % 3 {
+            // At the bound, a token above it, and far below.
+            kind if few => vec![[most / batch, most / batch + 1, 100][kind as usize] as i32; batch],
             // Equal lengths are cut in a way of their own.
             0 => vec![longest as i32; batch],
             _ => (0..batch as u64).map(|i| numbers.below(10_000 * (round + 1) + i, longest + 1) as i32).collect(),
         };
-        let plan = decode.plan(batch, query_len, 131_072, SplitPolicy::MinTokens(64)).unwrap();
         let mut workspace = Workspace::new(backend, 1).unwrap();
         let [table, ..] = workspace.views(0, &plan.decode().workspace_views()).unwrap();
         let words = plan.decode().schedule_bytes / 4;
@@ -63,6 +73,8 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
                 extent.div_ceil(tile) as i32
             })
             .collect();
+        let elsewhere = plan.kernels().few.is_some_and(|few| lens.iter().sum::<i32>() as usize <= few.max_tokens);
+        let tiles = if elsewhere { vec![0; tiles.len()] } else { tiles };
         let mut want = vec![-1; words];
         let shape = BalanceShape {
             num_parts: plan.decode().num_parts,

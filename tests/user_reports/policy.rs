@@ -164,6 +164,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         fixed_cost: 1,
         split_shared_bytes: 0,
         own_pieces: false,
+        few: None,
         partial_dtype: DType::F32,
         reduce_blocks: 64,
         row_alignment: 1,

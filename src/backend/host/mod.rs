@@ -217,6 +217,7 @@ impl Backend for Host {
             fixed_cost: crate::plan::FIXED_COST,
             split_shared_bytes: 0,
             own_pieces: false,
+            few: None,
             partial_dtype: DType::F32,
             reduce_blocks: 1,
             row_alignment: 1,

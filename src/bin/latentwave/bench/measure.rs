@@ -173,7 +173,10 @@ pub(crate) fn measure<B: GraphBackend>(
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
-        kernel: plan.kernels().split.to_string(),
+        kernel: match plan.kernels().few {
+            Some(few) => format!("{} or {}", few.split, plan.kernels().split),
+            None => plan.kernels().split.to_string(),
+        },
     })
 }
 
