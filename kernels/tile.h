@@ -175,6 +175,18 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
 }
 
+/// Whether the step is served by a form of stage 1 for few tokens that comes before this one: then this block leaves at once. The schedule
+/// stands already, since blocks of that form let this one begin when they have waited for what came before.
+DEVICE bool left_to_few(const DecodeParams& p) {
+    if (p.few_tokens == 0) return false;
+    const int GLOBAL* first = schedule_of(p).parts;
+    if (load_now(first + 2) != 0 || load_now(first + 3) != 0) return false;  // where work is, the first part has some
+    grid_dependency_launch();
+    // One block sees to it that this kernel does not end before that form: stage 2 relies on it.
+    if (block_index() == 0) grid_dependency_wait();
+    return true;
+}
+
 /// Tokens of one split of an even or chunked schedule.
 DEVICE int split_length(const DecodeParams& p, int tokens) {
     return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);

@@ -515,6 +515,7 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
+    if (left_to_few(p)) return;
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     Staging staging = {shared + STAGING_AT, shared + STAGING_STATE_AT};
     if (thread_index() == 0) {

@@ -379,23 +379,22 @@ mod tests {
     }
 
     #[test]
-    fn few_sequences_captured_long_have_a_form_for_few_tokens_beside_another() {
+    fn one_sequence_captured_long_has_a_form_for_few_tokens_beside_another() {
         let kernels = |batch, num_heads, max_seq_len| {
             let few = DecodeShape { batch, max_seq_len, free_splits: true, ..shape(num_heads, 1, DType::BF16) };
             decode_kernels(&few, &device("sm_90a", 232_448)).unwrap()
         };
-        for (batch, num_heads, many_form, most) in
-            [(1, 128, select_sm90::ROWS_FORM, 16_384), (4, 128, select_sm90::ROWS_FORM, 8192), (2, 32, 0, 8192)]
-        {
-            let both = kernels(batch, num_heads, 131_072);
+        let most = 16_384;
+        for (num_heads, many_form) in [(128, select_sm90::ROWS_FORM), (32, 0)] {
+            let both = kernels(1, num_heads, 131_072);
             let few = both.few.expect("a second form");
-            assert_eq!((both.split.form, few.split.form), (many_form, select_few::BOXES_FORM), "{batch} x {num_heads}");
+            assert_eq!((both.split.form, few.split.form), (many_form, select_few::BOXES_FORM), "{num_heads}");
             assert_eq!((few.max_tokens, few.split.block_rows, both.own_pieces), (most, 32, false));
             assert!(few.shared_bytes as usize <= 232_448 && all_variants("sm_90a").contains(&few.split));
-            let alone = kernels(batch, num_heads, most / batch);
+            let alone = kernels(1, num_heads, most);
             assert_eq!((alone.split, alone.own_pieces, alone.few), (few.split, true, None));
         }
-        assert_eq!((kernels(1, 16, 131_072).few, kernels(5, 128, 131_072).few), (None, None));
+        assert_eq!((kernels(1, 16, 131_072).few, kernels(2, 128, 131_072).few), (None, None));
         let fixed = DecodeShape { batch: 1, max_seq_len: 131_072, ..shape(128, 1, DType::BF16) };
         assert_eq!(decode_kernels(&fixed, &device("sm_90a", 232_448)).unwrap().few, None);
     }

@@ -20,7 +20,7 @@ pub(super) const BOXES_FORM: u32 = 7;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
-/// Most sequences that it serves whatever was captured: of up to 16 rows at any length, of more while they are short.
+/// Most sequences of up to 16 rows that it serves, at any length.
 const MAX_LONG: usize = 4;
 /// Longest sequence of 17 to 128 rows that it serves.
 const ONE_TOKENS: usize = 16_384;
@@ -50,8 +50,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     let most = if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS };
-    let long = shape.batch <= MAX_LONG;
-    let few = if rows <= 16 { long } else { rows <= 128 && (tokens <= most || long) };
+    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && (tokens <= most || shape.batch == 1) };
     (!shape.portable && serves(&base, arch) && few).then(|| {
         let split = variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8));
         (split, (rows > 16 && tokens > most).then_some(most))
@@ -131,7 +130,7 @@ mod tests {
         };
         assert_eq!([of(1, 4096, 16), of(1, 131_072, 16), of(4, 131_072, 16)], [Some((16, None)); 3]);
         assert_eq!([of(1, 16_384, 128), of(1, 16_385, 128)], [Some((32, None)), Some((32, Some(16_384)))]);
-        assert_eq!([of(2, 4096, 128), of(2, 4097, 17)], [Some((32, None)), Some((32, Some(8192)))]);
+        assert_eq!([of(2, 4096, 128), of(2, 4097, 17)], [Some((32, None)), None]);
         assert_eq!([of(5, 1024, 128), of(5, 131_072, 128)], [Some((32, None)), None]);
         assert_eq!([of(5, 4096, 16), of(1, 4096, 129), of(1, 131_072, 129)], [None; 3]);
         assert!(split(&ONE, 16, base, "sm_80").is_none());
