@@ -100,6 +100,9 @@ DEVICE Share share_of(const DecodeParams& p, int block) {
     return {block / round * DIES + block % DIES, block % round / DIES * BLOCK_ROWS};
 }
 
+/// Leaves a cursor, which is the same for all lanes, to scalar registers.
+DEVICE void make_scalar(Cursor& at) { at = {wave_first(at.seq), wave_first(at.token), wave_first(at.end)}; }
+
 // ---- rows of the cache ----
 
 /// Whether there is such a page, of 2^31 - 1 at most.

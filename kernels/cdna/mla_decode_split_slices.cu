@@ -62,6 +62,7 @@ struct Pages {
 
     /// Turns to the cursor's sequence.
     DEVICE void turn(const DecodeParams& p) {
+        make_scalar(at);
         table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
         int64 tokens = (int64)p.table_width * p.page_size;
         end = at.end < tokens ? at.end : (int)tokens;
@@ -243,7 +244,7 @@ struct Logits {
 struct Weights {
     Softmax<BLOCK_ROWS / WAVES, 16> softmax;
 
-    static DEVICE int row() { return wave_index() * (BLOCK_ROWS / WAVES) + (int)(unhoisted((uint32)lane_index()) % 4); }
+    static DEVICE int row() { return wave_index() * 4 + lane_index() % 4; }
 
     /// Adds up the waves' shares of the logits of the tile at `token`, and leaves weights and factors of its rows.
     DEVICE void push(const DecodeParams& p, uint8 SHARED* shared, int token) {
@@ -341,6 +342,7 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     Output output;
     auto row = [&] { return unhoisted(share.first_row + lane_row()); };
     auto start = [&] {
+        make_scalar(at);
         queries.read(rare, at.seq, row());
         weights.softmax.start(rare, at, share.first_row + Weights::row());
         output.clear();
