@@ -34,7 +34,9 @@ static_assert(ROPE_DIM % 32 == 0 && (ROPE_TOKENS == 2 || ROPE_TOKENS == 4), "wav
 constexpr int PAIR_STRIDE = 74 * 16;
 constexpr int AREA_BYTES = 4 * PAIR_STRIDE + 128;  // whole rounds of banks, for two reads of an instruction
 constexpr int WEIGHTS_AT = WAVES * AREA_BYTES;
-constexpr int FACTORS_AT = WEIGHTS_AT + TILE_TOKENS * BLOCK_ROWS * 2;
+constexpr int WEIGHTS_BYTES = TILE_TOKENS * BLOCK_ROWS * 2;
+constexpr int ORDERS = TOKENS / ROPE_TOKENS;  // of tokens, in which waves want them
+constexpr int FACTORS_AT = WEIGHTS_AT + ORDERS * WEIGHTS_BYTES;
 constexpr int SCALES_AT = FACTORS_AT + BLOCK_ROWS * 4;
 constexpr int SHARED_BYTES = SCALES_AT + BLOCK_ROWS * 4;
 static_assert(AREA_BYTES >= TOKENS * WAVE * 16 && AREA_BYTES % 256 == 0, "logits fit");
@@ -254,8 +256,10 @@ struct Weights {
         float x[TOKENS];
         UNROLL for (int t = 0; t < TOKENS; t++) x[t] = (logit(0, t) + logit(1, t)) + (logit(2, t) + logit(3, t));
         float factor = softmax.push(p, x, token);
-        *(Words<2> SHARED*)(shared + WEIGHTS_AT + place(u / 2, quarter, row()) + u % 2 * 8) = {
-            {pack_weights(x[0], x[1]), pack_weights(x[2], x[3])}};
+        uint32 first = pack_weights(x[0], x[1]), second = pack_weights(x[2], x[3]);
+        uint8 SHARED* to = shared + WEIGHTS_AT + place(u / 2, quarter, row()) + u % 2 * 8;
+        *(Words<2> SHARED*)to = {{first, second}};
+        if (ORDERS == 2) *(Words<2> SHARED*)(to + WEIGHTS_BYTES) = {{second, first}};
         ((float SHARED*)(shared + FACTORS_AT))[row()] = factor;
     }
 
@@ -289,7 +293,7 @@ struct Output {
             }
         }
         UNROLL for (int half = 0; half < 2; half++) {
-            int place = Weights::place(half, lane_quarter(), lane_row());
+            int place = first_tokens() / 2 * WEIGHTS_BYTES + Weights::place(half, lane_quarter(), lane_row());
             Words<4> weights = *(const Words<4> SHARED*)(shared + WEIGHTS_AT + place);
             UNROLL for (int u = 0; u < 2; u++) {
                 Words<2> of = {{weights.word[u * 2], weights.word[u * 2 + 1]}};

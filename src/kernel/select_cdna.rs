@@ -38,8 +38,10 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let waves = threads / 64;
     if variant.form == SLICES_FORM {
         let pairs = 4 * 74 * 16 + 128;
+        // Of a narrow rope waves share out the tokens, and want weights in two orders.
+        let orders = if rope_dim == 32 { 2 } else { 1 };
         let weights = tile_tokens * block_rows * 2;
-        return waves * pairs + weights + 2 * block_rows * 4;
+        return waves * pairs + orders * weights + 2 * block_rows * 4;
     }
     let tile = tile_tokens * (kv_lora_rank + rope_dim).next_multiple_of(64) * 2;
     let weights = block_rows * tile_tokens * 2;
