@@ -284,7 +284,12 @@ struct Output {
 
     /// Adds the values of a tile by the weights that were left for them.
     DEVICE void push(const uint8 SHARED* shared, const Values (&values)[STEPS]) {
+        const uint8 SHARED* left = shared + WEIGHTS_AT + first_tokens() / 2 * WEIGHTS_BYTES;
         float factor = ((const float SHARED*)(shared + FACTORS_AT))[lane_row()];
+        Words<4> weights[2];
+        UNROLL for (int half = 0; half < 2; half++) {
+            weights[half] = *(const Words<4> SHARED*)(left + Weights::place(half, lane_quarter(), lane_row()));
+        }
         if (unlikely(wave_any(factor != 1.0f))) {
             UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
@@ -292,14 +297,11 @@ struct Output {
                 }
             }
         }
-        UNROLL for (int half = 0; half < 2; half++) {
-            int place = first_tokens() / 2 * WEIGHTS_BYTES + Weights::place(half, lane_quarter(), lane_row());
-            Words<4> weights = *(const Words<4> SHARED*)(shared + WEIGHTS_AT + place);
-            UNROLL for (int u = 0; u < 2; u++) {
-                Words<2> of = {{weights.word[u * 2], weights.word[u * 2 + 1]}};
-                UNROLL for (int j = 0; j < STEPS; j++) {
-                    UNROLL for (int n = 0; n < 2; n++) multiply(sum[j][n], values[j].step[half * 2 + u][n], of);
-                }
+        UNROLL for (int u = 0; u < 4; u++) {
+            const uint32 (&word)[4] = weights[u / 2].word;
+            Words<2> of = {{word[u % 2 * 2], word[u % 2 * 2 + 1]}};
+            UNROLL for (int j = 0; j < STEPS; j++) {
+                UNROLL for (int n = 0; n < 2; n++) multiply(sum[j][n], values[j].step[u][n], of);
             }
         }
     }
