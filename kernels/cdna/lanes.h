@@ -194,7 +194,8 @@ struct Softmax {
                 if (i * apart >= seen) x[i] = NEGATIVE_INFINITY;
             }
         }
-        float highest = ::maximum(::maximum(::maximum(x[0], x[1]), x[2]), x[3]);
+        float highest = NEGATIVE_INFINITY;
+        UNROLL for (int i = 0; i < MMA_ELEMS; i++) highest = ::maximum(highest, x[i]);
         float factor = 1.0f;
         if (unlikely(wave_any(highest > lazy))) {
             float rise = over_row(highest, [](float a, float b) { return ::maximum(a, b); });
