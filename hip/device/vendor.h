@@ -50,6 +50,15 @@ DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value);
 
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }
 
+/// Whether a condition holds, of each lane; it takes no vector register.
+struct LaneFlags {
+    uint64 bits;
+
+    DEVICE bool all() const { return bits == ~0ull >> (64 - WAVE); }
+    DEVICE bool mine() const { return bits >> (thread_index() % WAVE) & 1; }
+};
+DEVICE LaneFlags lane_flags(bool condition) { return {WAVE_BALLOT(condition)}; }
+
 /// Two barriers apart at least from the next call.
 DEVICE bool barrier_any(bool condition) {
     SHARED_ARRAY(int, any_of_wave, THREADS / WAVE);
@@ -75,6 +84,15 @@ DEVICE T unhoisted(T value) {
     return value;
 }
 DEVICE int unhoisted_uniform(int value) { return value; }
+
+/// The kernel's only parameter, read anew wherever it is used: what is used rarely takes no registers meanwhile.
+template <typename Params>
+DEVICE const Params& reread(const Params&) {
+    typedef const __attribute__((address_space(4))) Params Constant;
+    uint64 at = (uint64)(Constant*)__builtin_amdgcn_kernarg_segment_ptr();
+    asm volatile("" : "+s"(at));
+    return *(const Params*)(Constant*)at;
+}
 
 /// The 32-bit words of a value of lane `from`.
 template <typename T>

@@ -27,16 +27,20 @@ constexpr bool OTHER_FP8 = ELEM == 1 && (KV_DTYPE == FP8_E4M3 ? EXPANDS_E4M3FNUZ
 /// E4M3FNUZ, but for -0 and NaN of the former, and the largest and NaN of the latter.
 constexpr float WIDENED_UNIT = !OTHER_FP8 ? 1.0f : KV_DTYPE == FP8_E4M3 ? 2.0f : 0.5f;
 
-/// Whether some of four bytes means something else in the other kind, in the upper bits of the bytes.
+/// Whether some of four bytes means something else in the other kind, in the upper bits of the bytes. Of E4M3FNUZ it finds at times
+/// one that does not, the least negative number above a zero.
 DEVICE uint32 means_else(uint32 bytes) {
-    uint32 magnitude = bytes & 0x7f7f7f7fu;
-    uint32 largest = magnitude + 0x01010101u;
-    return KV_DTYPE == FP8_E4M3 ? largest : largest | (bytes & ~(magnitude + 0x7f7f7f7fu));
+    if constexpr (KV_DTYPE == FP8_E4M3) return (bytes & 0x7f7f7f7fu) + 0x01010101u;
+    uint32 more = bytes + 0x01010101u, less = bytes - 0x01010101u;
+    return (bytes ^ more) | (bytes & ~less);
 }
 
 /// Four 8-bit floats that mean nothing else, by the device's instructions for the other kind.
 DEVICE void widen_other(uint32 bytes, uint32& first, uint32& second) {
-    if constexpr (KV_DTYPE == FP8_E4M3) bytes &= ((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | 0x7f7f7f7fu;  // -0 is 0
+    if constexpr (KV_DTYPE == FP8_E4M3) {
+        uint32 magnitude = bytes & 0x7f7f7f7fu;
+        bytes = (bytes & (magnitude + 0x7f7f7f7fu)) | magnitude;  // -0 is 0
+    }
     fp8x4_to_pairs<Q_IS_BF16>(bytes, first, second);
 }
 
@@ -96,6 +100,9 @@ DEVICE Share share_of(const DecodeParams& p, int block) {
     return {block / round * DIES + block % DIES, block % round / DIES * BLOCK_ROWS};
 }
 
+/// Leaves a cursor, which is the same for all lanes, to scalar registers.
+DEVICE void make_scalar(Cursor& at) { at = {wave_first(at.seq), wave_first(at.token), wave_first(at.end)}; }
+
 // ---- rows of the cache ----
 
 /// Whether there is such a page, of 2^31 - 1 at most.
@@ -130,22 +137,16 @@ DEVICE Words<4> transpose_pairs(uint32 first, uint32 second, uint32 third, uint3
              select_bytes(third, fourth, 0x7632)}};
 }
 
-/// The sum of a value over the lanes of a query row, or their maximum.
-template <typename Combine>
-DEVICE float over_row(float value, Combine combine) {
-    UNROLL for (int mask = 16; mask < WAVE; mask *= 2) {
-        value = combine(value, shuffle_from(value, (int)(unhoisted((uint32)lane_index()) ^ mask)));
-    }
-    return value;
-}
-
 /// Two weights rounded to Q_DTYPE. Each came from elements of 16 bits, so a NaN has no more.
 DEVICE uint32 pack_weights(float low, float high) {
     return Q_IS_BF16 ? pack_bf16_weights(low, high) : pack_f16(low, high);
 }
 
-/// Softmax of the query row of this lane and those 16 apart.
+/// Softmax of query rows of which a wave has `rows`, each in the lanes that are equal modulo `rows`. Of a tile such a lane has four
+/// tokens, `apart` from each other; the next lane's begin where they leave room.
+template <int rows, int apart>
 struct Softmax {
+    static constexpr int TILE = WAVE / rows * MMA_ELEMS;  // tokens
     float maximum, sum;  // the sum is this lane's share; the maximum is below all numbers until it is first raised
     int limit;           // tokens that the row sees of this piece
 
@@ -157,37 +158,44 @@ struct Softmax {
         if (!of.valid) limit = at.end;  // nothing to mask
     }
 
-    /// Turns products into weights, `x`: those of tokens 16 (t ^ first) + 4 quarter + i of the tile at `token`. Says what the row's
-    /// earlier sums are to be multiplied by: its maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes
-    /// ask each other.
-    template <int tiles>
-    DEVICE float push(const DecodeParams& p, const Accum (&logits)[tiles], float (&x)[tiles][MMA_ELEMS], int token, int first) {
+    /// The first of this lane's tokens.
+    static DEVICE int first_token() {
+        return (int)(unhoisted((uint32)lane_index()) / rows) * (apart == 1 ? MMA_ELEMS : 1);
+    }
+
+    /// The sum of a value over the lanes of a row, or their maximum.
+    template <typename Combine>
+    static DEVICE float over_row(float value, Combine combine) {
+        UNROLL for (int mask = rows; mask < WAVE; mask *= 2) {
+            value = combine(value, shuffle_from(value, (int)(unhoisted((uint32)lane_index()) ^ mask)));
+        }
+        return value;
+    }
+
+    /// Turns the products of the tile at `token` into weights. Says what the row's earlier sums are to be multiplied by: its
+    /// maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes ask each other.
+    DEVICE float push(const DecodeParams& p, float (&x)[MMA_ELEMS], int token) {
         float scale = p.sm_scale * p.kv_scale * (WIDENED_UNIT * LOG2_E);
         bool raised = maximum > NEGATIVE_INFINITY;
         float base = raised ? maximum : 0.0f, lazy = raised ? LAZY_MAX : NEGATIVE_INFINITY;
-        auto each = [&](auto change) {
-            UNROLL for (int t = 0; t < tiles; t++) {
-                UNROLL for (int i = 0; i < MMA_ELEMS; i++) change(t, i);
-            }
-        };
         if (unlikely(p.softcap != 0.0f)) {
             float softcap = unhoisted(p.softcap);
             // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            each([&](int t, int i) {
-                float power = exp2(logits[t].value[i] * scale * (2.0f / softcap));
-                x[t][i] = softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f)) - base;
-            });
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
+                float power = exp2(x[i] * scale * (2.0f / softcap));
+                x[i] = softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f)) - base;
+            }
         } else {
-            each([&](int t, int i) { x[t][i] = multiply_add(logits[t].value[i], scale, -base); });
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] = multiply_add(x[i], scale, -base);
         }
-        if (unlikely(wave_any(token + tiles * 16 > limit))) {
-            int seen = limit - token - (int)(unhoisted((uint32)lane_index()) / 16 * 4);
-            each([&](int t, int i) {
-                if ((t ^ first) * 16 + i >= seen) x[t][i] = NEGATIVE_INFINITY;
-            });
+        if (unlikely(wave_any(token + TILE > limit))) {
+            int seen = limit - token - first_token();
+            UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
+                if (i * apart >= seen) x[i] = NEGATIVE_INFINITY;
+            }
         }
         float highest = NEGATIVE_INFINITY;
-        each([&](int t, int i) { highest = ::maximum(highest, x[t][i]); });
+        UNROLL for (int i = 0; i < MMA_ELEMS; i++) highest = ::maximum(highest, x[i]);
         float factor = 1.0f;
         if (unlikely(wave_any(highest > lazy))) {
             float rise = over_row(highest, [](float a, float b) { return ::maximum(a, b); });
@@ -196,25 +204,20 @@ struct Softmax {
                 rise = maximum - base;
                 factor = exp2(-::maximum(rise, 0.0f));  // sums are zero before the first rise, which may be a fall
                 sum *= factor;
-                each([&](int t, int i) { x[t][i] -= rise; });
+                UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] -= rise;
             }
         }
-        float parts[MMA_ELEMS] = {sum};
-        each([&](int t, int i) {
-            x[t][i] = exp2(x[t][i]);
-            parts[i] += x[t][i];
-        });
-        sum = (parts[0] + parts[1]) + (parts[2] + parts[3]);
+        UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] = exp2(x[i]);
+        sum += (x[0] + x[1]) + (x[2] + x[3]);
         return factor;
     }
 
-    /// Ends the row: writes its LSE, if `writes`, to `slot` or, if that is negative, to the result. What its sums are to be
-    /// multiplied by.
-    DEVICE float finish(const DecodeParams& p, int virtual_seq, int row, int64 slot, bool writes) {
+    /// Ends the row: writes its LSE to `slot` or, if that is negative, to the result. What its sums are to be multiplied by.
+    DEVICE float finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
         sum = over_row(sum, [](float a, float b) { return a + b; });
         float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2;
         Row of = row_of(p, virtual_seq, row);
-        if (writes && of.valid && lane_quarter() == 0) {
+        if (of.valid && lane_index() < rows) {
             if (slot < 0) {
                 write_lse(p, of, lse);
             } else {

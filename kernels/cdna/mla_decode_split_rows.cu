@@ -295,7 +295,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
         return share.first_row + (int)((thread / WAVE * WAVE_TILES + r) * 16 + thread % 16);
     };
     Queries queries;
-    Softmax softmax[WAVE_TILES];
+    Softmax<16, 1> softmax[WAVE_TILES];
     auto start = [&] {
         queries.read(p, keys.seq, row(0), shared);
         UNROLL for (int r = 0; r < WAVE_TILES; r++) softmax[r].start(p, keys, row(r));
@@ -314,10 +314,10 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
         uint8 SHARED* weights = shared + WEIGHTS_AT + (number & 1) * WEIGHTS_BYTES;
         UNROLL for (int r = 0; r < WAVE_TILES; r++) {
             int m = wave_index() * WAVE_TILES + r;
-            float x[1][MMA_ELEMS];
-            float factor = softmax[r].push<1>(p, {logits.sum[r]}, x, keys.token, 0);
+            float (&x)[MMA_ELEMS] = logits.sum[r].value;
+            float factor = softmax[r].push(p, x, keys.token);
             *(Words<2> SHARED*)(weights + (m / 2 * WAVE + lane_index()) * 16 + m % 2 * 8) = {
-                {pack_weights(x[0][0], x[0][1]), pack_weights(x[0][2], x[0][3])}};
+                {pack_weights(x[0], x[1]), pack_weights(x[2], x[3])}};
             if (unlikely(wave_any(factor != 1.0f))) {
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) factors[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = factor;
@@ -330,7 +330,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
         if (unlikely(last)) {
             slot = slot_of(p, part, seq);
             UNROLL for (int r = 0; r < WAVE_TILES; r++) {
-                float scale = softmax[r].finish(p, seq, row(r), slot, true);
+                float scale = softmax[r].finish(p, seq, row(r), slot);
                 uint32 thread = unhoisted((uint32)thread_index());
                 if (thread % WAVE < 16) scales[(thread / WAVE * WAVE_TILES + r) * 16 + thread % 16] = scale;
             }

@@ -5,11 +5,11 @@
 // device memory straight into registers, and the next tile's is asked for as soon as a register is free, so that memory never waits:
 //
 //   logits    products over the wave's columns, tokens x queries, from the registers that were loaded; the waves' sums meet in
-//             shared memory, where every wave adds them up
-//   softmax   every wave for itself, as sums and outputs lie by query row in its lanes; a row's maximum is raised only when a
-//             logit exceeds it by LAZY_MAX, which is rare enough to be the only time that lanes ask each other
-//   output    the wave's columns x queries; the weights are in the registers and the order that the products take. Values
-//             change lanes through the wave's own shared memory, as soon as the logits are done with them
+//             shared memory
+//   softmax   each wave adds up the logits of a quarter of the query rows and leaves their weights for all; a row's maximum is
+//             raised only when a logit exceeds it by LAZY_MAX, which is rare enough to be the only time that lanes ask each other
+//   output    the wave's columns x queries. Values change lanes through the wave's own shared memory, as soon as the logits are
+//             done with them
 //
 // A lane loads tokens 16 apart, for which its share of a column makes one operand, in whatever order columns come: queries are
 // loaded to match. kernels/cdna/lanes.h says how operands and results lie.
@@ -28,14 +28,18 @@ constexpr int ROPE_TOKENS = HAS_ROPE ? TOKENS * ROPE_SLICES / WAVES : TOKENS;  /
 static_assert(BLOCK_ROWS == 16 && WAVE == 64 && WAVES == 4 && TOKENS == 4 && COLUMNS % CHUNK == 0, "waves and lanes divide a tile");
 static_assert(ROPE_DIM % 32 == 0 && (ROPE_TOKENS == 2 || ROPE_TOKENS == 4), "waves divide the rope");
 
-// Shared memory: a wave's area holds a step's values on their way between lanes, then its share of the tile's logits. Tiles take
-// turns between two sets of areas, so that a barrier a tile is enough. Pairs of columns lie so that neither lanes that write nor
-// lanes that read at a time meet in a bank.
+// Shared memory: a wave's area holds a step's values on their way between lanes, then its share of the tile's logits; behind the
+// areas are weights, and what rows' outputs are multiplied by when their maximum is raised and when they end. Pairs of columns
+// lie so that neither lanes that write nor lanes that read at a time meet in a bank.
 constexpr int PAIR_STRIDE = 74 * 16;
-constexpr int AREA_BYTES = 4 * PAIR_STRIDE;
-constexpr int SET_BYTES = WAVES * AREA_BYTES;
-constexpr int SHARED_BYTES = 2 * SET_BYTES;
-static_assert(AREA_BYTES >= TOKENS * WAVE * 16, "logits fit");
+constexpr int AREA_BYTES = 4 * PAIR_STRIDE + 128;  // whole rounds of banks, for two reads of an instruction
+constexpr int WEIGHTS_AT = WAVES * AREA_BYTES;
+constexpr int WEIGHTS_BYTES = TILE_TOKENS * BLOCK_ROWS * 2;
+constexpr int ORDERS = TOKENS / ROPE_TOKENS;  // of tokens, in which waves want them
+constexpr int FACTORS_AT = WEIGHTS_AT + ORDERS * WEIGHTS_BYTES;
+constexpr int SCALES_AT = FACTORS_AT + BLOCK_ROWS * 4;
+constexpr int SHARED_BYTES = SCALES_AT + BLOCK_ROWS * 4;
+static_assert(AREA_BYTES >= TOKENS * WAVE * 16 && AREA_BYTES % 256 == 0, "logits fit");
 #ifdef SPLIT_SHARED_BYTES
 static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
 #endif
@@ -47,8 +51,9 @@ DEVICE int first_tokens() { return ROPE_TOKENS == TOKENS ? 0 : wave_index() / RO
 struct Pages {
     Cursor at;
     const int GLOBAL* table;  // the sequence's row
+    int end;                  // of what is both in the piece and in the table
     int page_shift;           // of a page size that is a power of two, else -1
-    int page[TOKENS];         // of this lane's tokens of the tile at the cursor, or any number past the table or the piece
+    int page[TOKENS];         // of this lane's tokens of the tile at the cursor; -1 past the end
 
     DEVICE void start(const DecodeParams& p, const Cursor& first) {
         at = first;
@@ -59,7 +64,10 @@ struct Pages {
 
     /// Turns to the cursor's sequence.
     DEVICE void turn(const DecodeParams& p) {
+        make_scalar(at);
         table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+        int64 tokens = (int64)p.table_width * p.page_size;
+        end = at.end < tokens ? at.end : (int)tokens;
     }
 
     DEVICE int token_of(int t) const { return at.token + (t ^ first_tokens()) * 16 + lane_row(); }
@@ -82,11 +90,15 @@ struct Pages {
     DEVICE void look_up(const DecodeParams& p) {
         int column[TOKENS], entry[TOKENS];
         divide(p, column, entry);
-        UNROLL for (int t = 0; t < TOKENS; t++) page[t] = table[smaller(column[t], p.table_width - 1)];
+        if (unlikely(at.token + TILE_TOKENS > end)) {
+            UNROLL for (int t = 0; t < TOKENS; t++) page[t] = token_of(t) < end ? table[column[t]] : -1;
+        } else {
+            UNROLL for (int t = 0; t < TOKENS; t++) page[t] = table[column[t]];
+        }
     }
 
-    DEVICE void advance(const DecodeParams& p, const Part& part) {
-        if (at.more() && at.advance(p, part) && at.more()) turn(p);
+    DEVICE void advance(const DecodeParams& p, const DecodeParams& rare, const Part& part) {
+        if (at.more() && at.advance(rare, part)) turn(rare);
         look_up(p);
     }
 };
@@ -98,13 +110,13 @@ DEVICE int step_column(int step) { return step / CHUNK_STEPS * CHUNK + step % CH
 struct Tile {
     Words<4> latent[CHUNKS][TOKENS];
     Words<ELEM> rope[ROPE_TOKENS];
-    bool valid[TOKENS];
+    LaneFlags valid[TOKENS];
 
     /// Where the tokens' rows begin for this lane.
     struct Rows {
         const uint8 GLOBAL* latent[TOKENS];
         const uint8 GLOBAL* rope[TOKENS];
-        bool valid[TOKENS];
+        LaneFlags valid[TOKENS];
     };
 
     /// Rows past the piece's end or outside the cache give way to something that is surely there: the first page or, of a cache
@@ -112,16 +124,16 @@ struct Tile {
     static DEVICE Rows rows(const DecodeParams& p, const Pages& pages) {
         const uint8 GLOBAL* kv = global_pointer<const uint8>(p.num_pages > 0 ? p.kv : p.q);
         const uint8 GLOBAL* k_rope = global_pointer<const uint8>(p.num_pages > 0 ? p.k_rope : p.q);
-        int lane = unhoisted(lane_index());
-        kv += wave_index() * COLUMNS * ELEM + lane / 16 * 16;
-        k_rope += wave_index() % ROPE_SLICES * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
+        uint32 lane = unhoisted((uint32)lane_index()), wave = (uint32)wave_index();
+        kv += wave * COLUMNS * ELEM + lane / 16 * 16;
+        k_rope += wave % ROPE_SLICES * ROPE_COLUMNS * ELEM + lane / 16 * 4 * ELEM;
         int page[TOKENS], column[TOKENS], entry[TOKENS];
         pages.divide(p, column, entry);
         Rows rows;
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            bool within = pages.token_of(t) < pages.at.end && column[t] < p.table_width;
-            rows.valid[t] = within && is_page(p, pages.page[t]);
-            page[t] = rows.valid[t] ? pages.page[t] : 0;
+            bool valid = is_page(p, pages.page[t]);
+            page[t] = valid ? pages.page[t] : 0;
+            rows.valid[t] = lane_flags(valid);
         }
         auto latent = [&](int t, int64 bytes) { rows.latent[t] = kv + bytes; };
         auto rope = [&](int t, int64 bytes) { rows.rope[t] = k_rope + bytes; };
@@ -149,7 +161,7 @@ struct Tile {
     /// Makes zeros of rows that were not read: a weight of zero does not undo a NaN.
     DEVICE void clear_invalid() {
         UNROLL for (int t = 0; t < TOKENS; t++) {
-            if (valid[t]) continue;
+            if (valid[t].mine()) continue;
             UNROLL for (int j = 0; j < CHUNKS; j++) latent[j][t] = {};
             if (t < ROPE_TOKENS) rope[t] = {};
         }
@@ -166,7 +178,7 @@ struct Tile {
         widen(loaded, token);
     }
 
-    DEVICE bool all_valid() const { return valid[0] && valid[1] && valid[2] && valid[3]; }
+    DEVICE bool all_valid() const { return valid[0].all() && valid[1].all() && valid[2].all() && valid[3].all(); }
 };
 
 /// The query row of this lane, the columns that it multiplies; of some row that is there if this one is not, for its result goes
@@ -217,62 +229,93 @@ struct Logits {
         UNROLL for (int t = 0; t < tokens; t++) multiply(sum[t], token[t], query);
     }
 
-    /// Adds up the waves' shares.
-    DEVICE void gather(uint8 SHARED* set) {
-        uint8 SHARED* mine = set + lane_index() * 16;
+    /// Leaves this wave's share for all: four tokens of a query row in 16 bytes, a place of their own.
+    DEVICE void write(uint8 SHARED* area) const {
+        uint8 SHARED* mine = area + place(lane_quarter(), lane_row());
         UNROLL for (int t = 0; t < TOKENS; t++) {
             const float (&of)[MMA_ELEMS] = sum[t].value;
-            *(Float4 SHARED*)(mine + wave_index() * AREA_BYTES + (t ^ first_tokens()) * WAVE * 16) = {of[0], of[1], of[2], of[3]};
+            *(Float4 SHARED*)(mine + (t ^ first_tokens()) * WAVE * 16) = {of[0], of[1], of[2], of[3]};
         }
-        barrier();
-        UNROLL for (int t = 0; t < TOKENS; t++) {
-            const float SHARED* shares = (const float SHARED*)(mine + (t ^ first_tokens()) * WAVE * 16);
-            float (&to)[MMA_ELEMS] = sum[t].value;
-            UNROLL for (int i = 0; i < MMA_ELEMS; i++) to[i] = shares[i];
-            UNROLL for (int wave = 1; wave < WAVES; wave++) read_floats(to, shares + wave * AREA_BYTES / 4);
-        }
+    }
+
+    /// Bytes before the place of 16 tokens' `quarter` of a query row: of four rows and two quarters no two meet in a bank.
+    static DEVICE int place(int quarter, int row) { return (quarter * 16 + (row ^ quarter % 2 * 4)) * 16; }
+};
+
+/// Softmax of a quarter of the query rows, a lane the `lane % 4`-th of its wave's and tokens 16 apart: the `u`-th of each quarter.
+struct Weights {
+    Softmax<BLOCK_ROWS / WAVES, 16> softmax;
+
+    static DEVICE int row() { return wave_index() * 4 + lane_index() % 4; }
+
+    /// Adds up the waves' shares of the logits of the tile at `token`, and leaves weights and factors of its rows.
+    DEVICE void push(const DecodeParams& p, uint8 SHARED* shared, int token) {
+        int quarter = lane_quarter(), u = lane_index() / 4 % 4;
+        const uint8 SHARED* shares = shared + Logits::place(quarter, row()) + u * 4;
+        auto logit = [&](int wave, int t) { return *(const float SHARED*)(shares + wave * AREA_BYTES + t * WAVE * 16); };
+        float x[TOKENS];
+        UNROLL for (int t = 0; t < TOKENS; t++) x[t] = (logit(0, t) + logit(1, t)) + (logit(2, t) + logit(3, t));
+        float factor = softmax.push(p, x, token);
+        uint32 first = pack_weights(x[0], x[1]), second = pack_weights(x[2], x[3]);
+        uint8 SHARED* to = shared + WEIGHTS_AT + place(u / 2, quarter, row()) + u % 2 * 8;
+        *(Words<2> SHARED*)to = {{first, second}};
+        if (ORDERS == 2) *(Words<2> SHARED*)(to + WEIGHTS_BYTES) = {{second, first}};
+        ((float SHARED*)(shared + FACTORS_AT))[row()] = factor;
+    }
+
+    /// Ends the rows.
+    DEVICE void finish(const DecodeParams& p, uint8 SHARED* shared, int virtual_seq, int first_row, int64 slot) {
+        ((float SHARED*)(shared + SCALES_AT))[row()] = softmax.finish(p, virtual_seq, first_row + row(), slot);
+    }
+
+    /// Bytes before the weights of a quarter's tokens, two of each 16, of a query row.
+    static DEVICE int place(int half, int quarter, int row) {
+        return half * WAVE * 16 + Logits::place(quarter, row ^ half * 4);
     }
 };
 
-/// Softmax and output of the lane's query row.
-struct Result {
-    Softmax softmax;
-    Accum output[STEPS][2];
+/// Output of the lane's query row.
+struct Output {
+    Accum sum[STEPS][2];
 
-    DEVICE void start(const DecodeParams& p, const Cursor& at, int row) {
-        softmax.start(p, at, row);
-        UNROLL for (int j = 0; j < STEPS; j++) output[j][0] = output[j][1] = {};
+    DEVICE void clear() {
+        UNROLL for (int j = 0; j < STEPS; j++) sum[j][0] = sum[j][1] = {};
     }
 
-    /// Adds the values of the tile at `token` by the weights of its logits.
-    DEVICE void push(const DecodeParams& p, const Logits& logits, const Values (&values)[STEPS], int token) {
-        float x[TOKENS][MMA_ELEMS];
-        float factor = softmax.push(p, logits.sum, x, token, first_tokens());
+    /// Adds the values of a tile by the weights that were left for them.
+    DEVICE void push(const uint8 SHARED* shared, const Values (&values)[STEPS]) {
+        const uint8 SHARED* left = shared + WEIGHTS_AT + first_tokens() / 2 * WEIGHTS_BYTES;
+        float factor = ((const float SHARED*)(shared + FACTORS_AT))[lane_row()];
+        Words<4> weights[2];
+        UNROLL for (int half = 0; half < 2; half++) {
+            weights[half] = *(const Words<4> SHARED*)(left + Weights::place(half, lane_quarter(), lane_row()));
+        }
         if (unlikely(wave_any(factor != 1.0f))) {
             UNROLL for (int j = 0; j < STEPS; j++) {
                 UNROLL for (int n = 0; n < 2; n++) {
-                    UNROLL for (int i = 0; i < MMA_ELEMS; i++) output[j][n].value[i] *= factor;
+                    UNROLL for (int i = 0; i < MMA_ELEMS; i++) sum[j][n].value[i] *= factor;
                 }
             }
         }
         UNROLL for (int u = 0; u < 4; u++) {
-            Words<2> weights = {{pack_weights(x[0][u], x[1][u]), pack_weights(x[2][u], x[3][u])}};
+            const uint32 (&word)[4] = weights[u / 2].word;
+            Words<2> of = {{word[u % 2 * 2], word[u % 2 * 2 + 1]}};
             UNROLL for (int j = 0; j < STEPS; j++) {
-                UNROLL for (int n = 0; n < 2; n++) multiply(output[j][n], values[j].step[u][n], weights);
+                UNROLL for (int n = 0; n < 2; n++) multiply(sum[j][n], values[j].step[u][n], of);
             }
         }
     }
 
     /// Writes the piece's result, to `slot` or, if that is negative, to the output.
-    DEVICE void finish(const DecodeParams& p, int virtual_seq, int row, int64 slot) {
-        float scale = softmax.finish(p, virtual_seq, row, slot, wave_index() == 0);
+    DEVICE void finish(const DecodeParams& p, const uint8 SHARED* shared, int virtual_seq, int row, int64 slot) const {
+        float scale = ((const float SHARED*)(shared + SCALES_AT))[lane_row()];
         Row of = row_of(p, virtual_seq, row);
         if (!of.valid) return;
         int column = unhoisted(wave_index() * COLUMNS + lane_quarter() * CHUNK_STEPS * 8);
         uint16 GLOBAL* to = result_row(p, of, slot, row) + column;
         UNROLL for (int j = 0; j < STEPS; j++) {
-            const float (&even)[MMA_ELEMS] = output[j][0].value;
-            const float (&odd)[MMA_ELEMS] = output[j][1].value;
+            const float (&even)[MMA_ELEMS] = sum[j][0].value;
+            const float (&odd)[MMA_ELEMS] = sum[j][1].value;
             store_columns(to + step_column(j), even[0], odd[0], even[1], odd[1], scale);
             store_columns(to + step_column(j) + 4, even[2], odd[2], even[3], odd[3], scale);
         }
@@ -290,32 +333,34 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
     at.settle(p, part);
     if (!at.more()) return;
 
+    const DecodeParams& rare = reread(p);
     Pages pages;
     pages.start(p, at);
     Tile tile;
     {
         Tile::Rows next = Tile::rows(p, pages);
-        pages.advance(p, part);
+        pages.advance(p, rare, part);
         tile.load_rope(next);
         UNROLL for (int j = 0; j < CHUNKS; j++) tile.load_chunk(next, j);
     }
     Queries queries;
-    Result result;
+    Weights weights;
+    Output output;
     auto row = [&] { return unhoisted(share.first_row + lane_row()); };
     auto start = [&] {
-        queries.read(p, at.seq, row());
-        result.start(p, at, row());
+        make_scalar(at);
+        queries.read(rare, at.seq, row());
+        weights.softmax.start(rare, at, share.first_row + Weights::row());
+        output.clear();
     };
     start();
-    int parity = 0;
+    uint8 SHARED* area = shared + wave_index() * AREA_BYTES;
     NO_UNROLL while (true) {
-        uint8 SHARED* set = shared + parity * SET_BYTES;
-        uint8 SHARED* area = set + wave_index() * AREA_BYTES;
-        if (unlikely(wave_any(!tile.all_valid()))) tile.clear_invalid();
+        if (unlikely(!tile.all_valid())) tile.clear_invalid();
 
         // What was loaded is used, and loaded anew.
         Tile::Rows next = Tile::rows(p, pages);
-        pages.advance(p, part);
+        pages.advance(p, rare, part);
         Logits logits = {};
         Values values[STEPS];
         Words<4> token[TOKENS];
@@ -331,16 +376,23 @@ KERNEL_OF(THREADS, 2) mla_decode_split(const DecodeParams p) {
             values[j].exchange(token, area);
             if (j % CHUNK_STEPS == CHUNK_STEPS - 1) tile.load_chunk(next, j / CHUNK_STEPS);
         }
-        logits.gather(set);
-        result.push(p, logits, values, at.token);
+        logits.write(area);
+        barrier();
+        weights.push(p, shared, at.token);
 
         int seq = at.seq;
-        if (unlikely(at.advance(p, part))) {
-            int64 slot = slot_of(p, part, seq);
-            result.finish(p, seq, row(), slot);
+        bool last = at.advance(rare, part);  // of its sequence
+        int64 slot = 0;
+        if (unlikely(last)) {
+            slot = slot_of(rare, part, seq);
+            weights.finish(rare, shared, seq, share.first_row, slot);
+        }
+        barrier();
+        output.push(shared, values);
+        if (unlikely(last)) {
+            output.finish(rare, shared, seq, row(), slot);
             if (!at.more()) break;
             start();
         }
-        parity ^= 1;
     }
 }

@@ -37,9 +37,11 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows, tile_tokens, threads, kv_lora_rank, rope_dim, .. } = *variant;
     let waves = threads / 64;
     if variant.form == SLICES_FORM {
-        let logits = tile_tokens * block_rows * 4;
-        let pairs = 4 * 74 * 16;
-        return 2 * waves * logits.max(pairs);
+        let pairs = 4 * 74 * 16 + 128;
+        // Of a narrow rope waves share out the tokens, and want weights in two orders.
+        let orders = if rope_dim == 32 { 2 } else { 1 };
+        let weights = tile_tokens * block_rows * 2;
+        return waves * pairs + orders * weights + 2 * block_rows * 4;
     }
     let tile = tile_tokens * (kv_lora_rank + rope_dim).next_multiple_of(64) * 2;
     let weights = block_rows * tile_tokens * 2;

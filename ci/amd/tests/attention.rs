@@ -329,7 +329,7 @@ fn every_shipped_variant() {
 #[test]
 fn forms_of_other_widths_and_types() {
     let chosen = |variant: &Variant| {
-        let narrow = variant.kv_lora_rank == 256 && (variant.kv_dtype.size() == 2) == (variant.rope_dim == 32);
+        let narrow = variant.kv_lora_rank == 256;
         let other = variant.kv_dtype == DType::Fp8E4m3 && (variant.kv_lora_rank, variant.rope_dim) == WIDE;
         variant.entry == Entry::DecodeSplit
             && variant.stages == 1
@@ -337,7 +337,7 @@ fn forms_of_other_widths_and_types() {
             && (narrow || other)
     };
     let count = select::all_variants("gfx942").into_iter().filter(chosen).map(|variant| decode(variant, 14, 2)).count();
-    assert!(count >= 9, "{count}");
+    assert!(count >= 19, "{count}");
 }
 
 /// The last of 53 tokens, which only the last query token sees, is NaN: the others are right beside it.
