@@ -19,8 +19,12 @@ possible() {
   command -v "$CXX" >/dev/null || { echo "not run: needs a C++ compiler"; return 1; }
 }
 
-# Builds the driver and the compiler, for this processor.
+# Builds the driver and the compiler for this processor, unless their sources are older than they. A new compiler's cache is empty.
 prepare() {
+  local built="$EMULATOR/libnvrtc.so.13"
+  if [ -e "$built" ] && [ -z "$(find ci/nvidia ci/cuda.sh -type f -newer "$built" -print -quit)" ]; then
+    return
+  fi
   local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict)
   rm -rf "$EMULATOR"
   mkdir -p "$RESULTS"
@@ -83,9 +87,13 @@ run_suite() {
   return "$failed"
 }
 
+if [ $# -eq 0 ]; then
+  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
+  exit 2
+fi
 possible || exit 0
 prepare
-case "${1:-}" in
+case "$1" in
   --suite) run_suite ;;
   *) emulated "$@" ;;
 esac

@@ -311,6 +311,23 @@ impl<B: Backend> MlaDecode<B> {
         check::contiguous("seq_lens", seq_lens)
     }
 
+    /// Checks that a cache is of the type and the layout that this was set up for.
+    pub(crate) fn check_cache(&self, cache: &KvCache<B>) -> Result<()> {
+        let MlaConfig { kv_lora_rank, qk_rope_head_dim, page_size, .. } = self.config;
+        if cache.dtype() != self.kv_dtype {
+            return Err(Error::argument("kv_cache", format!("{} where {} was set up", cache.dtype(), self.kv_dtype)));
+        }
+        match (cache.kv_lora_rank(), cache.rope_dim(), cache.page_size()) == (kv_lora_rank, qk_rope_head_dim, page_size)
+        {
+            true => Ok(()),
+            false => Err(Error::Shape {
+                arg: "kv_cache",
+                expected: format!("[num_pages, {page_size}, {}]", self.config.head_dim()),
+                got: cache.latent().shape().to_vec(),
+            }),
+        }
+    }
+
     /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
     pub(crate) fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
         let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
@@ -326,18 +343,7 @@ impl<B: Backend> MlaDecode<B> {
             }
         };
         let cache = args.kv_cache;
-        if cache.dtype() != self.kv_dtype {
-            return Err(Error::argument("kv_cache", format!("{} where {} was set up", cache.dtype(), self.kv_dtype)));
-        }
-        if (cache.kv_lora_rank(), cache.rope_dim(), cache.page_size())
-            != (rank, self.config.qk_rope_head_dim, self.config.page_size)
-        {
-            return Err(Error::Shape {
-                arg: "kv_cache",
-                expected: format!("[num_pages, {}, {width}]", self.config.page_size),
-                got: cache.latent().shape().to_vec(),
-            });
-        }
+        self.check_cache(cache)?;
         check::kv_scale(args.kv_scale, self.kv_dtype)?;
         check::int("block_table", table_width.saturating_mul(self.config.page_size))?;
         for (arg, tensor, last) in [("q", args.q, width), ("out", &*args.out, rank)] {

@@ -25,11 +25,11 @@ use point::Point;
 /// cache cold; the reduce is part of the time of a layer, the plan, once per graph as in a step, is shared out. Some rows of every result are checked against float64.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
-    /// Points: `small`, `gpu`, or written out and set apart by commas: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
+    /// Points: `small`, `gpu`, or written out and set apart by commas, measured as often as named: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
     #[arg(long, value_name = "LIST", default_value = "small")]
     points: String,
     /// Least seconds spent on each point.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, allow_negative_numbers = true)]
     time: f64,
     /// Also replay once after 0.12 s of rest, three times: the clock is higher then than under a load that lasts.
     #[arg(long)]
@@ -72,6 +72,7 @@ struct File<'a> {
     driver: &'a str,
     dtype: String,
     kv_dtype: String,
+    kv_scale: f32,
     page_size: usize,
     seed: u64,
     ceilings: Ceilings,
@@ -92,7 +93,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         args.model.file().as_slice(),
         &[("json", args.json.as_deref()), ("plot", args.plot.as_deref())],
     )?;
-    let (_, mla) = args.model.load()?;
+    let (_, mla) = args.model.load(1)?;
     device::run(args.device, Bench { args, points, mla })
 }
 
@@ -112,6 +113,7 @@ impl Job for Bench<'_> {
         let method = Method {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
+            kv_scale: args.types.kv_scale,
             policy: args.split_policy,
             portable: args.portable,
             pool_bytes: args
@@ -125,20 +127,19 @@ impl Job for Bench<'_> {
             burst: args.burst,
             seed: args.seed,
         };
-        println!("{}: {} ({}), {} compute units", info.backend, info.name, info.arch, info.num_compute_units);
+        let units = text::plural(info.num_compute_units, "compute unit");
+        println!("{}: {} ({}), {units}", info.backend, info.name, info.arch);
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
-        interrupt::catch();
         let ceilings = ceilings::measure(backend, args.burst)?;
+        interrupt::catch();
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
         for point in &points {
-            if interrupt::caught() {
-                break;
-            }
             bar.set_message(point.to_string());
-            measurements.push(measure::measure(backend, &mla, point, &method)?);
+            let Some(measurement) = measure::measure(backend, &mla, point, &method)? else { break };
+            measurements.push(measurement);
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -152,6 +153,7 @@ impl Job for Bench<'_> {
                 driver: &info.driver_version,
                 dtype: method.q_dtype.to_string(),
                 kv_dtype: method.kv_dtype.to_string(),
+                kv_scale: method.kv_scale,
                 page_size: mla.page_size,
                 seed: args.seed,
                 ceilings,

@@ -40,6 +40,9 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     model: ModelArgs,
+    /// Devices that the heads are shared out to; one device's part is computed here.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model")]
+    tp: usize,
     /// Attention layers to run: a number, or `all` of the model's.
     #[arg(long, default_value = "1", value_name = "N|all", help_heading = "Model")]
     layers: String,
@@ -128,7 +131,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let read: Vec<_> = args.model.file().into_iter().chain([args.trace.as_path()]).collect();
     crate::files::check_outputs(&read, &[("json", args.json.as_deref()), ("report", args.report.as_deref())])?;
     let trace = trace::read(&args.trace)?;
-    let (model, mla) = args.model.load()?;
+    let (model, mla) = args.model.load(args.tp)?;
     let layers = match args.layers.as_str() {
         "all" => model.num_layers,
         number => match number.parse() {
@@ -191,7 +194,7 @@ impl Job for Replay<'_> {
 
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         // First of all: the handler's thread has started, and allocated what it needs, before steps are counted.
-        interrupt::catch();
+        interrupt::install();
         let Self { args, limits, .. } = &self;
         // The session refuses limits that cannot be before lists of that length are made.
         let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
@@ -204,6 +207,7 @@ impl Job for Replay<'_> {
             );
             return Err(Error::argument("trace", problem));
         }
+        interrupt::catch();
         let mut setting = self.setting(backend, &engine);
         for line in report::heading(&setting) {
             println!("{line}");
@@ -296,8 +300,9 @@ impl Replay<'_> {
                     clock += measure.record.seconds;
                     measure.record.generated = made.decoded;
                     bar.set_message(format!(
-                        "{} sequences, {} cached tokens",
-                        measure.record.sequences, measure.record.context_tokens
+                        "{}, {} cached tokens",
+                        text::plural(measure.record.sequences, "sequence"),
+                        measure.record.context_tokens
                     ));
                     measured.record(measure.service, measure.record);
                 }

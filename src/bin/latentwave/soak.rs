@@ -15,7 +15,7 @@ use latentwave::{DType, Error, GraphBackend, MlaConfig, MlaDecode, Result};
 use crate::device::{self, DeviceArgs, Job};
 use crate::{Outcome, args, interrupt, text};
 use problem::{Problem, Size};
-use run::{Errors, Passed};
+use run::{Errors, Fault, Passed};
 
 /// Check random decode problems against float64
 ///
@@ -26,7 +26,7 @@ use run::{Errors, Passed};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Seconds after which no further problem is begun.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, allow_negative_numbers = true)]
     seconds: f64,
     /// Problems after which none is begun.
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
@@ -111,15 +111,24 @@ impl Job for Soak<'_> {
         let tally = tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         println!("{}", tally.table(start.elapsed()));
         if let Some((index, problem, fault)) = tally.first_fault {
+            let (what, outcome) = ending(fault);
             let small = if args.small { " --small" } else { "" };
             let few = if args.few { " --few" } else { "" };
             eprintln!(
-                "miss: {fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
+                "{what}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
                 info.backend, info.index
             );
-            return Ok(Outcome::Missed);
+            return outcome;
         }
         Ok(if interrupt::caught() { Outcome::Interrupted } else { Outcome::Done })
+    }
+}
+
+/// What is said of a fault before its problem is named, and how the command ends: only a wrong result is a miss.
+fn ending(fault: Fault) -> (String, Result<Outcome>) {
+    match fault {
+        Fault::Wrong(miss) => (format!("miss: {miss}"), Ok(Outcome::Missed)),
+        Fault::Failed(error) => ("not run to its end".to_owned(), Err(error)),
     }
 }
 
@@ -127,7 +136,7 @@ impl Job for Soak<'_> {
 #[derive(Default)]
 struct Tally {
     forms: BTreeMap<Form, Count>,
-    first_fault: Option<(u64, String, String)>,
+    first_fault: Option<(u64, String, Fault)>,
 }
 
 /// What problems are counted by: the kernel of stage 1, whatever its widths.
@@ -150,9 +159,9 @@ struct Count {
 }
 
 impl Tally {
-    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, String>) {
+    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Option<Passed>, Fault>) {
         match result {
-            Ok(Passed { kernel, launches, errors }) => {
+            Ok(Some(Passed { kernel, launches, errors })) => {
                 let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
                 let types = [q_dtype, kv_dtype];
                 let form = Form { form, gather, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
@@ -165,7 +174,7 @@ impl Tally {
             Err(fault) if self.first_fault.as_ref().is_none_or(|(first, ..)| index < *first) => {
                 self.first_fault = Some((index, problem.to_string(), fault));
             }
-            Err(_) => {}
+            Ok(None) | Err(_) => {}
         }
     }
 
@@ -195,5 +204,19 @@ impl Tally {
         lines.push(["all", "", "", ""].map(str::to_owned).into_iter().chain(cells(&all)).collect());
         let right = text::plural(all.problems, "problem");
         format!("{}\n{right} right in {}", text::table(&lines, 2), text::seconds(time.as_secs_f64()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_wrong_result_is_a_miss() {
+        assert!(
+            matches!(ending(Fault::Wrong("out is NaN".to_owned())), (said, Ok(Outcome::Missed)) if said.contains("NaN"))
+        );
+        let full = Error::OutOfMemory { backend: "host", bytes: 1, purpose: "a test" };
+        assert!(matches!(ending(full.into()), (_, Err(Error::OutOfMemory { .. }))));
     }
 }

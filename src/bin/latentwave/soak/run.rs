@@ -5,11 +5,11 @@ use std::ops::Range;
 use latentwave::kernel::Variant;
 use latentwave::testing::{self, Tolerance};
 use latentwave::{
-    DType, DecodeArgs, Graph, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace, reference,
+    DType, DecodeArgs, Error, Graph, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace, reference,
 };
 
 use super::problem::{Block, Problem};
-use crate::rows;
+use crate::{interrupt, rows};
 
 /// What outputs and scratch hold before a launch: NaN in every float type.
 const POISON: u8 = 0xff;
@@ -36,20 +36,43 @@ impl Errors {
     }
 }
 
-/// Runs a problem: its rounds one after another, on the same scratch, poisoned only before the first.
+/// Why a problem did not pass.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// A result is wrong, in words how.
+    Wrong(String),
+    /// A call returned an error: nothing is known of the result.
+    Failed(Error),
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+/// Runs a problem: its rounds one after another, on the same scratch, poisoned only before the first. `None` at Ctrl-C: a
+/// problem that was not checked as a whole does not count.
 ///
 /// # Errors
-/// In words: what is wrong with a result, or what the device said.
-pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Passed, String> {
-    let stream = Stream::new(backend).map_err(|error| error.to_string())?;
-    let mut device = Device::new(backend, problem).map_err(|error| error.to_string())?;
+/// [`Fault::Wrong`] for a result, [`Fault::Failed`] for what a call returned.
+pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Option<Passed>, Fault> {
+    let stream = Stream::new(backend)?;
+    let mut device = Device::new(backend, problem)?;
     let mut errors = Errors::default();
     for round in 0..problem.rounds.len() {
-        let written = device.round(backend, &stream, problem, round);
-        let (out, lse) = written.map_err(|error| format!("launch {round}: {error}"))?;
-        errors.merge(check(problem, round, out, lse).map_err(|miss| format!("launch {round}: {miss}"))?);
+        if interrupt::caught() {
+            return Ok(None);
+        }
+        let (out, lse) = device.round(backend, &stream, problem, round)?;
+        let checked =
+            check(problem, round, out, lse).map_err(|miss| Fault::Wrong(format!("launch {round}: {miss}")))?;
+        errors.merge(checked);
     }
-    Ok(Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors })
+    if interrupt::caught() {
+        return Ok(None);
+    }
+    Ok(Some(Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors }))
 }
 
 /// A problem's tensors.
@@ -158,7 +181,7 @@ fn take<const N: usize>(whole: &mut [u8], dtype: DType, block: &Block<N>, row: u
 }
 
 /// Looks at everything that a launch wrote: every element is a number, rows that see nothing are empty, some rows are compared
-/// with float64, and nothing beside the outputs has changed.
+/// with float64 (until Ctrl-C), and nothing beside the outputs has changed.
 ///
 /// # Errors
 /// The first fault in words.
@@ -191,6 +214,9 @@ pub(super) fn check(problem: &Problem, round: usize, mut out: Vec<u8>, mut lse: 
     let mut errors = Errors::default();
     let reference = problem.reference(round);
     for row in problem.checked_rows(round) {
+        if interrupt::caught() {
+            break;
+        }
         let (got, want) = (&out_rows[row], reference(row));
         let empty = want.lse == f64::NEG_INFINITY;
         if empty && (got.iter().any(|x| *x != 0.0) || lse_rows.get(row).is_some_and(|lse| *lse != want.lse)) {
@@ -271,5 +297,13 @@ mod tests {
         let at = problem.lse_block.row(0).start * 4;
         other[at..at + 4].copy_from_slice(&99.0_f32.to_le_bytes());
         assert!(check(&problem, 0, out, other).unwrap_err().contains("LSE of sequence 0"));
+    }
+
+    #[test]
+    fn a_refused_call_is_no_wrong_result() {
+        let (mut problem, ..) = right();
+        problem.policy = latentwave::SplitPolicy::Fixed(0);
+        let fault = run(&latentwave::Host::new(), &problem).unwrap_err();
+        assert!(matches!(fault, Fault::Failed(Error::Argument { arg: "policy", .. })), "{fault:?}");
     }
 }
