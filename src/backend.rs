@@ -102,6 +102,9 @@ pub struct DecodeKernels {
     /// A second form of stage 1, for steps of few tokens, where neither is best for all lengths
     /// ([`ScheduleKind::Either`](crate::kernel::params::ScheduleKind::Either)).
     pub few: Option<FewKernel>,
+    /// Longest sequence for which a graph of its own is worth having, in tokens: planned for no longer ones, the same batch has other
+    /// kernels, which are faster. `None` if these serve short sequences as well as any.
+    pub short_seq_len: Option<usize>,
     /// Element type of the partial outputs that stage 1 hands to stage 2.
     pub partial_dtype: DType,
     /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.

@@ -355,6 +355,7 @@ mod tests {
             split_shared_bytes: 0,
             own_pieces,
             few: None,
+            short_seq_len: None,
             partial_dtype: crate::DType::BF16,
             reduce_blocks: 264,
             row_alignment: 16,

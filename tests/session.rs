@@ -8,7 +8,7 @@ use half::bf16;
 use latentwave::graph::{CaptureState, RuntimeMode};
 use latentwave::session::{DecodeSession, SessionConfig, StepBatch};
 use latentwave::testing::SplitMix64;
-use latentwave::{DType, Error, GraphBackend, GraphMode, KvCache, MlaConfig, SplitPolicy, Tensor};
+use latentwave::{DType, Error, GraphBackend, GraphMode, KvCache, MlaConfig, MlaDecode, SplitPolicy, Tensor};
 
 on_every_backend!(
     replays_see_new_lengths_tables_and_pages,
@@ -28,6 +28,7 @@ on_every_backend!(
     outputs_that_overlap_any_input_are_refused,
     a_step_tells_which_graphs_serve_it,
     a_step_writes_only_caches_of_its_session,
+    short_sequences_have_graphs_of_their_own_where_that_is_faster,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -146,6 +147,37 @@ fn a_capture_broken_by_a_forbidden_call_is_reported_and_the_next_works<B: GraphB
     let served = engine.step(1, &lens, &tables).expect("step");
     assert_eq!(served.mode, RuntimeMode::Full);
     engine.verify(1, &lens, &tables, 2);
+}
+
+fn short_sequences_have_graphs_of_their_own_where_that_is_faster<B: GraphBackend>(backend: &B) {
+    const LONGEST: usize = 4_200;
+    // 32 rows a sequence: as many as want other kernels when they are short.
+    let config = SessionConfig { max_seq_len: LONGEST, num_pages: 600, capture_sizes: Some(vec![8]), ..config(2, 3) };
+    let layer = MlaDecode::new(backend, config.mla, config.q_dtype, config.kv_dtype).expect("layer");
+    let short = layer.kernels(2, 4, LONGEST).expect("kernels").short_seq_len;
+    let bound = short.unwrap_or(4_096);
+    let mut captured = engine(backend, config.clone(), 1, 40);
+    let mut graphs = 0;
+    let report = captured.capture_with(|stream| {
+        graphs += usize::from(stream.capture_state() == CaptureState::Capturing);
+        Ok(())
+    });
+    report.and_then(|report| report.all()).expect("capture");
+    assert_eq!(graphs, 1 + usize::from(short.is_some()), "one for each kind of length");
+
+    let mut eager = engine(backend, SessionConfig { graph_mode: GraphMode::None, ..config }, 1, 40);
+    let at = bound as i32;
+    for (round, lens) in [[30, at], [at + 1, 4], [200, 65], [5, LONGEST as i32], [at, 9]].into_iter().enumerate() {
+        let tables = tables(&lens, 16, captured.session.config().num_pages, 41 + round as u64);
+        captured.poison().expect("poison");
+        let served = captured.step(4, &lens, &tables).expect("step");
+        let fits = lens.iter().all(|&len| len <= at);
+        let planned = if fits { short.unwrap_or(LONGEST) } else { LONGEST };
+        assert_eq!((served.mode, served.max_seq_len), (RuntimeMode::Full, planned), "{lens:?}");
+        captured.verify(4, &lens, &tables, served.num_tokens);
+        assert_eq!(eager.step(4, &lens, &tables).expect("step").max_seq_len, planned, "{lens:?}");
+        assert_eq!(outputs(&captured), outputs(&eager), "{lens:?}");
+    }
 }
 
 fn growth_after_the_lock_is_refused_and_names_the_caller<B: GraphBackend>(backend: &B) {

@@ -210,8 +210,10 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
     let own =
         |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
-    let few = select_few::split(shape, rows, base, arch)
-        .filter(|(split, _)| own(split) && split_shared_bytes(split, arch) as usize <= limit);
+    let possible = |split: &Variant| own(split) && split_shared_bytes(split, arch) as usize <= limit;
+    let few = select_few::split(shape, rows, base, arch).filter(|(split, _)| possible(split));
+    let short_seq_len =
+        select_few::short_seq_len(shape, rows, base, arch).filter(|(split, _)| possible(split)).map(|short| short.1);
     let (alone, beside) = match few {
         Some((split, None)) => (Some(split), None),
         Some((split, Some(max_tokens))) => {
@@ -249,6 +251,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces,
         few: beside,
+        short_seq_len,
         partial_dtype: shape.q_dtype,
         reduce_blocks: if own_pieces {
             few_reduce_blocks(rows, units)
@@ -393,10 +396,14 @@ mod tests {
             assert!(few.shared_bytes as usize <= 232_448 && all_variants("sm_90a").contains(&few.split));
             let alone = kernels(1, num_heads, most);
             assert_eq!((alone.split, alone.own_pieces, alone.few), (few.split, true, None));
+            assert_eq!((both.short_seq_len, alone.short_seq_len), (Some(most), None));
         }
         assert_eq!((kernels(1, 16, 131_072).few, kernels(2, 128, 131_072).few), (None, None));
+        let short = |batch, num_heads| kernels(batch, num_heads, 131_072).short_seq_len;
+        assert_eq!([short(1, 16), short(2, 128), short(8, 128), short(9, 128)], [None, Some(4096), Some(1024), None]);
         let fixed = DecodeShape { batch: 1, max_seq_len: 131_072, ..shape(128, 1, DType::BF16) };
-        assert_eq!(decode_kernels(&fixed, &device("sm_90a", 232_448)).unwrap().few, None);
+        let fixed = decode_kernels(&fixed, &device("sm_90a", 232_448)).unwrap();
+        assert_eq!((fixed.few, fixed.short_seq_len), (None, None));
     }
 
     #[test]

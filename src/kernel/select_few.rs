@@ -49,12 +49,26 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, Option<usize>)> {
     // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    let most = if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS };
+    let most = most_tokens(shape);
     let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && (tokens <= most || shape.batch == 1) };
     (!shape.portable && serves(&base, arch) && few).then(|| {
         let split = variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8));
         (split, (rows > 16 && tokens > most).then_some(most))
     })
+}
+
+/// The longest sequence of a batch that is captured for longer ones and of which the form serves only those up to here.
+pub(super) fn short_seq_len(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, usize)> {
+    let max_seq_len = most_tokens(shape) / shape.batch.max(1);
+    let short = split(&DecodeShape { max_seq_len, ..*shape }, rows, base, arch);
+    short
+        .filter(|_| rows > 16 && max_seq_len > 0 && max_seq_len < shape.max_seq_len)
+        .map(|(split, _)| (split, max_seq_len))
+}
+
+/// Most tokens of all sequences of more than 16 rows that it serves.
+fn most_tokens(shape: &DecodeShape) -> usize {
+    if shape.batch == 1 { ONE_TOKENS } else { select::FEW_TOKENS }
 }
 
 fn serves(base: &Variant, arch: &str) -> bool {

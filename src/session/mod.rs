@@ -28,15 +28,16 @@
 //! # }
 //! ```
 
+mod capture;
 mod config;
-mod exchange;
 mod inputs;
+mod report;
 mod step;
 
 use std::fmt;
 
 pub use config::SessionConfig;
-pub use exchange::{CaptureReport, StepBatch, StepReport};
+pub use report::{CaptureReport, StepReport};
 pub use step::Step;
 
 use crate::backend::GraphBackend;
@@ -45,14 +46,37 @@ use crate::graph::builder::minimum_support;
 use crate::graph::resolve::{DriverFacts, EngineFacts, ResolveRequest, Resolved, resolve};
 use crate::graph::sizes::{CaptureSizes, SizeRequest, default_ceiling};
 use crate::graph::{
-    AttentionBuilder, Batch, BuilderSpec, CaptureBatch, Dispatch, GraphDispatcher, GraphSupport, KeyRequest,
-    MlaBuilder, QueryLenSupport, RuntimeMode, graph_keys,
+    AttentionBuilder, Batch, BuilderSpec, Dispatch, GraphDispatcher, GraphSupport, KeyRequest, MlaBuilder,
+    QueryLenSupport, RuntimeMode, graph_keys,
 };
 use crate::observe::{self, event, span};
 use crate::ops::{MlaDecode, Plan, check};
-use crate::stream::{Graph, Stream};
+use crate::stream::Stream;
 use crate::workspace::Workspace;
+use capture::SizeGraphs;
 use inputs::StepInputs;
+
+/// The sequences of one step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepBatch<'a, T> {
+    /// Query tokens per decoding sequence: 1, or 1 plus the drafts to verify.
+    pub query_len: usize,
+    /// Cached tokens of each decoding sequence, this step's own included.
+    pub seq_lens: &'a [i32],
+    /// Pages of each decoding sequence, in order; more than its length needs are allowed.
+    pub block_tables: &'a [T],
+    /// Further tokens that the engine handles itself in this step (prefill); with any, the batch is mixed.
+    pub prefill_tokens: usize,
+    /// Requests that those belong to.
+    pub prefill_reqs: usize,
+}
+
+impl<'a, T> StepBatch<'a, T> {
+    /// A batch that only decodes.
+    pub fn decode(query_len: usize, seq_lens: &'a [i32], block_tables: &'a [T]) -> Self {
+        Self { query_len, seq_lens, block_tables, prefill_tokens: 0, prefill_reqs: 0 }
+    }
+}
 
 /// Decode attention of an engine: everything reserved, resolved, captured and replayed in one place.
 pub struct DecodeSession<B: GraphBackend> {
@@ -63,7 +87,7 @@ pub struct DecodeSession<B: GraphBackend> {
     sizes: CaptureSizes,
     dispatcher: GraphDispatcher,
     // By the dispatcher's index.
-    graphs: Vec<Option<Graph<B>>>,
+    graphs: Vec<SizeGraphs<B>>,
     inputs: StepInputs<B>,
     workspace: Workspace<B>,
     stream: Stream<B>,
@@ -71,7 +95,7 @@ pub struct DecodeSession<B: GraphBackend> {
 
 impl<B: GraphBackend> fmt::Debug for DecodeSession<B> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let captured = self.graphs.iter().flatten().count();
+        let captured = self.graphs.iter().filter(|graphs| !graphs.is_empty()).count();
         write!(f, "DecodeSession<{}>({}, {captured} of {} graphs)", B::NAME, self.resolved.mode, self.graphs.len())
     }
 }
@@ -152,7 +176,7 @@ impl<B: GraphBackend> DecodeSession<B> {
         let mut workspace = Workspace::new(&backend, 1)?;
         workspace.reserve(0, &worst_case(&decode, &config)?)?;
         workspace.lock();
-        let graphs = dispatcher.keys().iter().map(|_| None).collect();
+        let graphs = dispatcher.keys().iter().map(|_| SizeGraphs::default()).collect();
         Ok(Self { config, decode, builders, resolved, sizes, dispatcher, graphs, inputs, workspace, stream })
     }
 
@@ -188,74 +212,7 @@ impl<B: GraphBackend> DecodeSession<B> {
 
     /// Device bytes that captured graphs hold, as far as the driver tells.
     pub fn graph_bytes(&self) -> usize {
-        self.graphs.iter().flatten().map(Graph::bytes).sum()
-    }
-
-    /// Captures a full graph for every size that has none yet, largest first. `enqueue` enqueues the engine's whole step for
-    /// [`Step::num_tokens`] rows; it is called once per size, and once before to run eagerly on padding alone, so that
-    /// everything that is made on first use is there.
-    ///
-    /// A size that fails is reported and leaves the others usable; nothing half-captured remains. Piecewise graphs are the
-    /// engine's own, and counted on from here.
-    ///
-    /// # Errors
-    /// What `enqueue` returns when run eagerly; [`Error::Driver`].
-    pub fn capture(&mut self, mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>) -> Result<CaptureReport> {
-        let mut report = CaptureReport::default();
-        let mut warm = false;
-        for index in 0..self.dispatcher.keys().len() {
-            let key = self.dispatcher.keys()[index];
-            if key.mode == RuntimeMode::Piecewise {
-                self.dispatcher.set_captured(index)?;
-                continue;
-            }
-            if self.graphs[index].is_some() {
-                continue;
-            }
-            let query_len = key.uniform_query_len.unwrap_or(1);
-            let num_seqs = key.num_reqs.unwrap_or(key.num_tokens / query_len);
-            let batch = CaptureBatch { num_reqs: num_seqs, num_tokens: key.num_tokens, max_query_len: query_len };
-            let _span = span!(INFO, "capture", mode = %key.mode, num_tokens = key.num_tokens);
-            let checked = self.builders.iter().try_for_each(|builder| builder.check_capture(&batch));
-            if let Err(error) = checked {
-                event!(WARN, %error, "not captured");
-                report.failed.push((key, error));
-                continue;
-            }
-            if !warm {
-                self.inputs.update(&self.stream, &[], query_len, |_| &[])?;
-                self.enqueue(num_seqs, query_len, key.num_tokens, Served::eager(key.num_tokens), &mut enqueue)?;
-                self.stream.synchronize()?;
-                warm = true;
-            }
-            match self.capture_one(num_seqs, query_len, key.num_tokens, &mut enqueue) {
-                Ok(graph) => {
-                    report.graph_bytes += graph.bytes();
-                    self.graphs[index] = Some(graph);
-                    self.dispatcher.set_captured(index)?;
-                    report.captured.push(key);
-                }
-                Err(error) => {
-                    event!(WARN, %error, "not captured");
-                    report.failed.push((key, error));
-                }
-            }
-        }
-        Ok(report)
-    }
-
-    fn capture_one(
-        &mut self,
-        num_seqs: usize,
-        query_len: usize,
-        num_tokens: usize,
-        enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
-    ) -> Result<Graph<B>> {
-        let plan = self.plan(num_seqs, query_len)?;
-        let Self { config, decode, inputs, workspace, stream, .. } = self;
-        let served = Served { mode: RuntimeMode::Full, num_tokens };
-        let mut step = make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?;
-        stream.capture(|| enqueue(&mut step))
+        self.graphs.iter().map(SizeGraphs::bytes).sum()
     }
 
     /// Serves one step: replays the graph that fits, or calls `enqueue` to run eagerly. Returns once everything is enqueued;
@@ -284,23 +241,27 @@ impl<B: GraphBackend> DecodeSession<B> {
         };
         let served = self.dispatch(&wanted);
         let graph = served.graph.filter(|_| served.descriptor.mode == RuntimeMode::Full);
-        if let Some(graph) = graph.and_then(|index| self.graphs[index].as_ref()) {
+        let longest = batch.seq_lens.iter().fold(0, |longest, &len| longest.max(len as usize));
+        let max_seq_len;
+        if let Some((planned, graph)) = graph.and_then(|index| self.graphs[index].serving(longest)) {
             let _span = span!(DEBUG, "replay", num_tokens = served.descriptor.num_tokens);
             // SAFETY: the graph owns this crate's buffers that it touches; borrowed tensors are the promise made where they
             // were borrowed.
             unsafe { self.stream.replay(graph)? };
+            max_seq_len = planned;
         } else {
             let served = match served.descriptor.mode {
                 // The attention of a full graph that is not there runs eagerly, and so does all else.
                 RuntimeMode::Full => Served::eager(num_tokens),
                 mode => Served { mode, num_tokens: served.descriptor.num_tokens },
             };
-            self.enqueue(num_seqs, query_len, num_tokens, served, &mut enqueue)?;
+            max_seq_len = self.enqueue(num_seqs, query_len, num_tokens, longest, served, &mut enqueue)?;
         }
         Ok(StepReport {
             mode: served.descriptor.mode,
             num_tokens: if graph.is_some() { served.descriptor.num_tokens } else { num_tokens },
             padding: if graph.is_some() { served.padding } else { 0 },
+            max_seq_len,
             misfit: served.misfit,
         })
     }
@@ -356,22 +317,23 @@ impl<B: GraphBackend> DecodeSession<B> {
         Ok(())
     }
 
-    fn plan(&self, num_seqs: usize, query_len: usize) -> Result<Plan<B>> {
-        self.decode.plan(num_seqs, query_len, self.config.max_seq_len, self.config.policy)
-    }
-
+    /// Enqueues a step planned for the shortest sequences that its `longest` one allows; answers with what that is.
     fn enqueue(
         &mut self,
         num_seqs: usize,
         query_len: usize,
         num_tokens: usize,
+        longest: usize,
         served: Served,
         enqueue: &mut impl FnMut(&mut Step<'_, B>) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<usize> {
         let _span = span!(DEBUG, "enqueue", num_tokens);
-        let plan = self.plan(num_seqs, query_len)?;
         let Self { config, decode, inputs, workspace, stream, .. } = self;
-        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?)
+        let planned = planned_seq_lens(decode, config, num_seqs, query_len)?.filter(|&len| longest <= len).last();
+        let max_seq_len = planned.unwrap_or(config.max_seq_len);
+        let plan = decode.plan(num_seqs, query_len, max_seq_len, config.policy)?;
+        enqueue(&mut make_step(config, decode, &plan, inputs, workspace, stream, num_tokens, served)?)?;
+        Ok(max_seq_len)
     }
 }
 
@@ -438,19 +400,33 @@ fn own_builder<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -
     })
 }
 
+/// The longest sequences that steps of so many are planned for: the session's, and shorter ones if those have kernels of their own.
+fn planned_seq_lens<B: GraphBackend>(
+    decode: &MlaDecode<B>,
+    config: &SessionConfig,
+    num_seqs: usize,
+    query_len: usize,
+) -> Result<impl Iterator<Item = usize> + use<B>> {
+    let (_, kernels) = decode.host_plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
+    Ok(std::iter::once(config.max_seq_len).chain(kernels.short_seq_len))
+}
+
 /// The largest views that any legal step takes.
 ///
-/// They are asked of every batch size and query length: fewer sequences may be cut into more pieces. Of the batch sizes that share
-/// kernels one is planned, which loads them, so that no step compiles.
+/// They are asked of every batch size and query length: fewer sequences may be cut into more pieces. Of the plans that share
+/// kernels one is made, which loads them, so that no step compiles.
 fn worst_case<B: GraphBackend>(decode: &MlaDecode<B>, config: &SessionConfig) -> Result<[usize; 3]> {
     let mut worst = [0; 3];
     for query_len in 1..=config.query_len() {
-        let mut loaded = None;
+        let mut loaded = [None; 2];
         for num_seqs in 1..=config.max_num_seqs {
-            let (plan, kernels) = decode.host_plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
-            worst.iter_mut().zip(plan.workspace_views()).for_each(|(most, view)| *most = view.max(*most));
-            if loaded.replace(kernels) != Some(kernels) {
-                decode.plan(num_seqs, query_len, config.max_seq_len, config.policy)?;
+            let seq_lens = planned_seq_lens(decode, config, num_seqs, query_len)?;
+            for (max_seq_len, loaded) in seq_lens.zip(&mut loaded) {
+                let (plan, kernels) = decode.host_plan(num_seqs, query_len, max_seq_len, config.policy)?;
+                worst.iter_mut().zip(plan.workspace_views()).for_each(|(most, view)| *most = view.max(*most));
+                if loaded.replace(kernels) != Some(kernels) {
+                    decode.plan(num_seqs, query_len, max_seq_len, config.policy)?;
+                }
             }
         }
     }

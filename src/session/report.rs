@@ -1,31 +1,9 @@
-//! What an engine hands to a session, and what it is told.
+//! What a session says of its steps and captures.
 
 use std::fmt;
 
 use crate::error::{Error, Result};
 use crate::graph::{BatchDescriptor, Misfit, RuntimeMode};
-
-/// The sequences of one step.
-#[derive(Debug, Clone, Copy)]
-pub struct StepBatch<'a, T> {
-    /// Query tokens per decoding sequence: 1, or 1 plus the drafts to verify.
-    pub query_len: usize,
-    /// Cached tokens of each decoding sequence, this step's own included.
-    pub seq_lens: &'a [i32],
-    /// Pages of each decoding sequence, in order; more than its length needs are allowed.
-    pub block_tables: &'a [T],
-    /// Further tokens that the engine handles itself in this step (prefill); with any, the batch is mixed.
-    pub prefill_tokens: usize,
-    /// Requests that those belong to.
-    pub prefill_reqs: usize,
-}
-
-impl<'a, T> StepBatch<'a, T> {
-    /// A batch that only decodes.
-    pub fn decode(query_len: usize, seq_lens: &'a [i32], block_tables: &'a [T]) -> Self {
-        Self { query_len, seq_lens, block_tables, prefill_tokens: 0, prefill_reqs: 0 }
-    }
-}
 
 /// How a step was served.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,6 +14,8 @@ pub struct StepReport {
     pub num_tokens: usize,
     /// Tokens of padding among them.
     pub padding: usize,
+    /// Longest sequence that the replayed graph, or the eager attention, was planned for, in tokens.
+    pub max_seq_len: usize,
     /// Why no full graph served it, if none did.
     pub misfit: Option<Misfit>,
 }
@@ -54,9 +34,10 @@ impl fmt::Display for StepReport {
 /// What [`DecodeSession::capture`] did.
 #[derive(Debug, Default)]
 pub struct CaptureReport {
-    /// Graphs captured now, in order.
+    /// Sizes captured now, in order.
     pub captured: Vec<BatchDescriptor>,
-    /// Sizes that could not be captured, and why. Their batches use the next larger graph, or run eagerly.
+    /// Sizes of which a graph could not be captured, and why. Their batches use the size's other graph, the next larger one, or run
+    /// eagerly.
     pub failed: Vec<(BatchDescriptor, Error)>,
     /// Device bytes that the graphs hold, as far as the driver tells.
     pub graph_bytes: usize,
