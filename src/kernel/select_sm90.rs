@@ -10,8 +10,8 @@
 //! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 83.1 (110), B4 S131072 H32 154 (208) |
 //! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 144 (155), B64 S4096 79.9 (87), B64 S16384 278 (300), B16 S4096 28.9 (34.3), B4 S16384 28.1 (33.3) |
 //! | over 32, of an fp8 cache | as of a 16-bit one | rows | stage 1 alone beside the keys form of another run with stage 2: B16 S16384 H64 76.9 (107), B128 S4096 H128 273 (390). Fewer tokens than 65,536 are not measured |
-//! | up to 32, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111) |
-//! | the others | | portable | B1 S65536 H16 keys of 16 rows 27.7 (35.7), but a single sequence may also be short, which is not measured |
+//! | up to 32, of an fp8 cache | any, 4,096 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B1 S4096 H16 10.9 (12.5), H32 14.1 (15.9), B1 S65536 H16 23.0 (37.8), B2 S2048 H16 10.4 (11.8), B4 S1024 H16 10.4 (11.3), B16 S1024 H16 19.0 (35.9), B8 S2048 H32 16.8 (21.3); captured long but short, B1 S1024 H16 9.9 (9.0), H32 12.9 (11.0) |
+//! | the others | | portable | |
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these, also beside one
 //! of these in a graph that is captured for more.
@@ -42,6 +42,8 @@ const CONVERTERS: u32 = 3;
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
 const MANY_TOKENS: usize = 65_536;
+/// Likewise over an fp8 cache, of however many sequences: the portable form widens one by way of shared memory, and is slower from here on.
+const MANY_TOKENS_FP8: usize = 4096;
 
 /// Tokens of the smallest box worth a bulk copy, of a 16-bit and of an fp8 cache. A page has boxes of the largest power of two that
 /// divides it; rows of smaller ones are gathered, which takes as long whatever the page. Measured, µs:
@@ -73,7 +75,11 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
         return (!few).then(|| rows_variant(base));
     }
-    let many = shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS;
+    let many = if base.kv_dtype.is_fp8() {
+        tokens >= MANY_TOKENS_FP8
+    } else {
+        shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS
+    };
     many.then(|| keys_variant(base, if rows <= 16 { 16 } else { 32 }))
 }
 
@@ -165,6 +171,8 @@ mod tests {
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
         let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
         assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
+        let one_fp8 = split(&DecodeShape { max_seq_len: 4096, ..one }, 16, fp8, "sm_90a");
+        assert_eq!(one_fp8.map(|variant| variant.form), Some(KEYS_FORM));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (ROWS_FORM, 64)].map(Some));
         let refused = [
@@ -174,7 +182,7 @@ mod tests {
             split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, fp8, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..one }, 32, fp8, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),
