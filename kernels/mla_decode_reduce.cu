@@ -79,6 +79,7 @@ DEVICE Share share_of(const DecodeParams& p) {
         int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
         if (split == 0 && ends.w == 0) return {seq, 0, 0, {0, 0}};
         Slots slots = balanced_slots(p, seq);
+        if (slots.count <= p.merged_pieces) return {seq, 0, 0, {0, 0}};  // stage 1 has
         // Whose first piece lies in a part that merges another one has a part less.
         int less = split > 0 && part[4 - split * PART_WORDS] > 0;
         return {seq, (split - less) * blocks + index, (slots.count - less) * blocks, slots};

@@ -102,7 +102,10 @@ pub struct DecodeKernels {
     /// A second form of stage 1, for steps of few tokens, where neither is best for all lengths
     /// ([`ScheduleKind::Either`](crate::kernel::params::ScheduleKind::Either)).
     pub few: Option<FewKernel>,
-    /// Element type of the partial outputs that stage 1 hands to stage 2.
+    /// Most pieces of a sequence of a balanced schedule that stage 1 merges itself where one of its blocks has all rows of a group; 0 if
+    /// it leaves all to stage 2.
+    pub merged_pieces: i32,
+    /// Element type of the partial outputs of pieces.
     pub partial_dtype: DType,
     /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
     pub reduce_blocks: usize,

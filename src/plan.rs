@@ -159,6 +159,8 @@ pub struct DecodePlan {
     pub few_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
+    /// Most pieces of a sequence that stage 1 merges itself.
+    pub merged_pieces: i32,
     /// Blocks of stage 2: as many of each part of a balanced schedule, or else of each sequence.
     pub reduce_blocks: usize,
     /// Those of them that work on such pieces.
@@ -265,6 +267,8 @@ impl DecodePlan {
             }
         };
 
+        let tabled = matches!(schedule, ScheduleKind::Balanced | ScheduleKind::Either);
+        let merged_pieces = if tabled && row_blocks == 1 { kernels.merged_pieces } else { 0 };
         let rows = num_slots * group_rows;
         Ok(Self {
             shape,
@@ -274,6 +278,7 @@ impl DecodePlan {
             num_parts,
             few_parts,
             num_slots,
+            merged_pieces,
             reduce_blocks,
             few_blocks,
             query_group,
@@ -567,6 +572,7 @@ mod tests {
             split_shared_bytes: 0,
             own_pieces,
             few: None,
+            merged_pieces: 0,
             partial_dtype: crate::DType::BF16,
             reduce_blocks: 264,
             row_alignment: 16,

@@ -30,6 +30,8 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
+/// Most pieces of a sequence that the keys form merges itself.
+pub(super) const KEYS_MERGED_PIECES: i32 = 4;
 /// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
 const STAGES_FP8: u32 = 2;
@@ -124,8 +126,9 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
     let weights = 4 * rows * TILE_TOKENS * 2;
-    // Of two groups: sums of four warps, maxima and scales of both's sums. Scales of queries; limits, results and slots of two pieces.
-    ring + queries + weights + 2 * (4 + 1 + 2) * rows * 4 + rows * 4 + 2 * (rows * (4 + 16) + 8)
+    // Of two groups: sums of four warps, maxima, scales of both's sums, LSEs and a count. Scales of queries; limits, results
+    // and what else is told of two pieces.
+    ring + queries + weights + 2 * ((4 + 1 + 2 + 1) * rows * 4 + 4) + rows * 4 + 2 * (rows * (4 + 16) + 24)
 }
 
 #[cfg(test)]

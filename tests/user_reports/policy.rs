@@ -165,6 +165,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         split_shared_bytes: 0,
         own_pieces: false,
         few: None,
+        merged_pieces: 0,
         partial_dtype: DType::F32,
         reduce_blocks: 64,
         row_alignment: 1,

@@ -218,6 +218,7 @@ impl Backend for Host {
             split_shared_bytes: 0,
             own_pieces: false,
             few: None,
+            merged_pieces: 0,
             partial_dtype: DType::F32,
             reduce_blocks: 1,
             row_alignment: 1,
