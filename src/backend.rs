@@ -102,8 +102,8 @@ pub struct DecodeKernels {
     /// A second form of stage 1, for steps of few tokens, where neither is best for all lengths
     /// ([`ScheduleKind::Either`](crate::kernel::params::ScheduleKind::Either)).
     pub few: Option<FewKernel>,
-    /// Most pieces of a sequence of a balanced schedule that stage 1 merges itself where one of its blocks has all rows of a group; 0 if
-    /// it leaves all to stage 2.
+    /// Most pieces of a sequence of a balanced schedule that stage 1 merges itself where one of its blocks has all rows of a group. Where
+    /// a sequence of a step may have more, or this is 0, stage 2 merges those of all.
     pub merged_pieces: i32,
     /// Element type of the partial outputs of pieces.
     pub partial_dtype: DType,

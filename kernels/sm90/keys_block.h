@@ -18,7 +18,7 @@ constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bi
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 
-constexpr int PIECE_BYTES = 24;
+constexpr int PIECE_BYTES = 32;
 
 /// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
 constexpr int QUERY_AT = UNITS_BYTES;

@@ -3,22 +3,22 @@
 //
 // Who comes last merges: the others put their results into memory, count themselves, and go on to other work, so nobody waits for
 // anybody. Pieces are added in their order, the last one to come rounded like the others: the outcome is the same whoever that is.
-// Counters are back at zero for the next layer. A sequence of many pieces is left to stage 2, which has a block for every piece: one
-// unit alone takes 0.4 us to load one.
+// Counters are back at zero for the next layer. The schedule says whether this is done: where a sequence has many pieces stage 2, which
+// has blocks for each, is quicker, and it takes as long for one sequence as for all.
 
 constexpr int WARP_ROWS = ROWS / GROUP_WARPS;  // of a group's half result that a warp has: row `i * GROUP_WARPS + warp`
 constexpr int ROW_STEP = GROUP_WARPS * KV_LORA_RANK;
 
 /// What all threads need to know of a piece: the slot of its sequence's first one, which piece of how many it is, 0 if it is the only
-/// one, and where those are counted that are there, by group.
+/// one, and where those are counted that are there, by group; whether those of this step are merged here.
 struct Piece {
     int64 first_slot;
     uint32 GLOBAL* arrivals;
-    int split, count;
+    int split, count, merges;
 
     static DEVICE Piece SHARED& of(int turn, unsigned char SHARED* shared) { return ((Piece SHARED*)(shared + PIECE_AT))[turn]; }
     DEVICE bool alone() const { return count == 0; }
-    DEVICE bool merged(const DecodeParams& p) const { return count > 0 && count <= p.merged_pieces; }
+    DEVICE bool merged() const { return count > 0 && merges; }
 };
 static_assert(sizeof(Piece) == PIECE_BYTES, "two of them in shared memory");
 

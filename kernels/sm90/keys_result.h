@@ -59,7 +59,7 @@ DEVICE void hand_over(const Sums& o, int group, UnitPlace place, unsigned char S
 DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned char SHARED* shared) {
     int row = thread_index() % GROUP_THREADS;
     const Piece SHARED& piece = Piece::of(turn, shared);
-    if (row == GROUP_THREADS - 1 && piece.merged(p)) look_for_others(piece, group, shared);
+    if (row == GROUP_THREADS - 1 && piece.merged()) look_for_others(piece, group, shared);
     if (row >= ROWS) return;
     Total total(row, shared);
     float result = result_scale(p, total.sum, piece.alone() ? -1 : 0);
@@ -69,7 +69,7 @@ DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned ch
     float lse = total.lse();
     own_lse(group, shared)[row] = lse;
     uint64 to = addresses(turn, TO_LSE, shared)[row];
-    if (group == 0 && to != 0 && !piece.merged(p)) *global_pointer<float>(to) = lse;
+    if (group == 0 && to != 0 && !piece.merged()) *global_pointer<float>(to) = lse;
 }
 
 /// Writes a group's half of a piece's result: its own sums and, if the other had tiles, those handed over in the tile at `other`,
@@ -134,7 +134,7 @@ DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alo
     const Piece SHARED& piece = Piece::of(turn, shared);
     float lse[WARP_ROWS];
     UNROLL for (int i = 0; i < WARP_ROWS; i++) lse[i] = own_lse(group, shared)[i * GROUP_WARPS + warp];
-    if (piece.merged(p) && !merge_with_others(p, word, lse, piece, group, turn, shared)) return;
+    if (piece.merged() && !merge_with_others(p, word, lse, piece, group, turn, shared)) return;
     UNROLL for (int i = 0; i < WARP_ROWS; i++) {
         uint64 to = addresses(turn, TO_RESULT, shared)[i * GROUP_WARPS + warp];
         if (to != 0) store_output(global_pointer<uint16>(to) + group * KV_LORA_RANK / 2 + lane * 8, word[i]);

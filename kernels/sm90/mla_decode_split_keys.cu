@@ -94,8 +94,9 @@ struct Softmax {
         // The pieces of a sequence lie in parts that follow each other; the first of those has the counters.
         int GLOBAL* first_part = (int GLOBAL*)schedule_of(p).parts + (int64)(item - at.split) * PART_WORDS;
         Piece SHARED& piece = Piece::of(turn, shared);
-        piece = {slots.begin, (uint32 GLOBAL*)first_part + ARRIVAL_WORD, at.split, slots.count};
-        if (piece.merged(p)) slot = -1;
+        int merges = p.merged_pieces > 0 ? schedule_of(p).parts[(int64)item * PART_WORDS + MERGES_WORD] : 0;
+        piece = {slots.begin, (uint32 GLOBAL*)first_part + ARRIVAL_WORD, at.split, slots.count, merges};
+        if (piece.merged()) slot = -1;
         addresses(turn, TO_RESULT, shared)[local] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
         addresses(turn, TO_LSE, shared)[local] = of.valid ? lse_address(p, of, slot, row) : 0;
     }

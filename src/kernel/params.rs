@@ -130,7 +130,7 @@ pub struct DecodeParams {
     pub few_blocks: i32,
     /// 1 where lengths and schedule were final before the kernel before this one began: they may be read before that one has ended.
     pub settled: i32,
-    /// Most pieces of a sequence that stage 1 merges itself; stage 2 merges those of sequences that have more.
+    /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,
     /// Zero.
     pub reserved: i32,

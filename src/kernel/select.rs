@@ -249,7 +249,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces,
         few: beside,
-        merged_pieces: if split.form == select_sm90::KEYS_FORM { select_sm90::KEYS_MERGED_PIECES } else { 0 },
+        merged_pieces: select_sm90::merged_pieces(&split),
         partial_dtype: shape.q_dtype,
         reduce_blocks: if own_pieces {
             few_reduce_blocks(rows, units)
