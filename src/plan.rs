@@ -544,6 +544,25 @@ mod tests {
     }
 
     #[test]
+    fn stage_1_merges_where_no_sequence_can_have_too_many_pieces() {
+        let merges = |merged_pieces, tiles: &[i32]| {
+            let shape = BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1, merged_pieces };
+            let mut table = vec![0; parts_offset(tiles.len()) + 132 * PART_WORDS];
+            balance(&shape, tiles, &mut table);
+            let parts = &table[parts_offset(tiles.len())..];
+            let words: Vec<i32> = parts.chunks(PART_WORDS).map(|part| part[7]).collect();
+            assert!(words.iter().all(|&word| word == words[0]), "{words:?}");
+            words[0] == 1
+        };
+        assert!(merges(2, &[64; 64]) && merges(4, &[64; 32]) && merges(1, &[64; 132]), "2, 4 and 1 pieces each");
+        assert!(!merges(1, &[64; 64]) && !merges(3, &[64; 32]) && !merges(4, &[64; 16]));
+        let mut skewed = [64; 64];
+        skewed[7] = 2048;
+        assert!(!merges(4, &skewed), "one of many pieces among many of few");
+        assert!(!merges(0, &[64; 132]), "of a form that merges none");
+    }
+
+    #[test]
     fn sizes_that_overflow_are_refused_by_name() {
         use crate::backend::Backend;
         let host = crate::Host::with_threads(1);
