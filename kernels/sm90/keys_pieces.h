@@ -7,6 +7,7 @@
 // has blocks for each, is quicker, and it takes as long for one sequence as for all.
 
 constexpr int WARP_ROWS = ROWS / GROUP_WARPS;  // of a group's half result that a warp has: row `i * GROUP_WARPS + warp`
+constexpr bool MERGES = ROWS == 16 && !FP8;  // for others it is slower than stage 2
 constexpr int ROW_STEP = GROUP_WARPS * KV_LORA_RANK;
 
 /// What all threads need to know of a piece: the slot of its sequence's first one, which piece of how many it is, 0 if it is the only
@@ -18,7 +19,7 @@ struct Piece {
 
     static DEVICE Piece SHARED& of(int turn, unsigned char SHARED* shared) { return ((Piece SHARED*)(shared + PIECE_AT))[turn]; }
     DEVICE bool alone() const { return count == 0; }
-    DEVICE bool merged() const { return count > 0 && merges; }
+    DEVICE bool merged() const { return MERGES && count > 0 && merges; }
 };
 static_assert(sizeof(Piece) == PIECE_BYTES, "two of them in shared memory");
 

@@ -30,9 +30,9 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
-/// Most pieces of a sequence that the keys form merges itself, for blocks of 16 and of 32 rows. Measured, µs, beside stage 2: 16 rows 2
-/// pieces 78.1 (80.5), 3 58.3 (60.1), 4 45.5 (45.6), 8 30.6 (28.3); 32 rows 2 pieces 85.0 (85.4), 4 52.1 (48.3).
-const KEYS_MERGED_PIECES: [i32; 2] = [4, 2];
+/// Most pieces of a sequence that the keys form merges itself, in blocks of 16 rows over a 16-bit cache. Measured, µs, beside stage 2:
+/// 2 pieces 76.6 (78.1), 3 56.8 (58.6), 4 45.5 (45.6), 8 30.6 (28.3); others are slower with 2 already: 32 rows 84.3 (82.9).
+const KEYS_MERGED_PIECES: i32 = 4;
 /// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
 const STAGES_FP8: u32 = 2;
@@ -101,7 +101,8 @@ fn keys_variant(base: Variant, block_rows: u32) -> Variant {
 
 /// Most pieces of a sequence that a variant merges itself.
 pub(super) fn merged_pieces(variant: &Variant) -> i32 {
-    if variant.form == KEYS_FORM { KEYS_MERGED_PIECES[usize::from(variant.block_rows > 16)] } else { 0 }
+    let merges = variant.form == KEYS_FORM && variant.block_rows == 16 && !variant.kv_dtype.is_fp8();
+    if merges { KEYS_MERGED_PIECES } else { 0 }
 }
 
 /// The variants that [`split`] can give for these types and widths.
@@ -172,6 +173,9 @@ mod tests {
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let merged = [(16, base), (17, base), (16, fp8), (128, base)];
+        let merged = merged.map(|(rows, base)| split(&shape, rows, base, "sm_90a").map(|v| merged_pieces(&v)));
+        assert_eq!(merged, [4, 0, 0, 0].map(Some));
         let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
         assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
