@@ -54,11 +54,13 @@ pub struct DecodeArgs<'a, B: Backend> {
     pub q: &'a Tensor<B>,
     /// The layer's pages. Rows of this step's own tokens must have been written.
     pub kv_cache: &'a KvCache<B>,
-    /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything.
+    /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything. Each layer reads them in the stream's order:
+    /// they may be written between layers.
     pub block_table: &'a Tensor<B>,
     /// Cached tokens per sequence, this step's own included, i32 `[batch]`. 0 is an empty (padding) sequence. On a GPU the host cannot
     /// see them: lengths are cut to what a row of the table addresses (under [`SplitPolicy::Invariant`] also to the plan's longest), page ids
-    /// outside the cache are not followed.
+    /// outside the cache are not followed. Nothing may write them between [`MlaDecode::schedule`] and the end of the step's last layer: the
+    /// work is cut by them, and layers after the first read them while the layer before may still run.
     pub seq_lens: &'a Tensor<B>,
     /// Attention output in latent space, `[rows, num_heads, kv_lora_rank]` or `[batch, query_len, ..]`, of the queries' type. 0 for
     /// rows that see no token.
@@ -239,7 +241,17 @@ impl<B: Backend> MlaDecode<B> {
         let base =
             DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, scratch.views, causal)? };
         let (owner, recording) = (scratch.owner, stream.recording_id());
-        Ok(Scheduled { decode: self, stream, plan, base, owner, causal, recording, _workspace: PhantomData })
+        Ok(Scheduled {
+            decode: self,
+            stream,
+            plan,
+            base,
+            owner,
+            causal,
+            recording,
+            settled: false,
+            _workspace: PhantomData,
+        })
     }
 
     /// [`schedule`](MlaDecode::schedule) and [`attend`](Scheduled::attend) in one, for a single layer.
@@ -298,6 +310,7 @@ impl<B: Backend> MlaDecode<B> {
             few_unit: few_unit as i32,
             few_tokens: check::int("policy", few_tokens)?,
             few_blocks: check::int("policy", plan.decode.few_blocks)?,
+            merged_pieces: plan.decode.merged_pieces,
             ..bytemuck::Zeroable::zeroed()
         })
     }
@@ -377,6 +390,10 @@ pub struct Scheduled<'a, B: Backend> {
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
+    // Whether a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all that comes
+    // before it, the plan kernel and whatever wrote the lengths among it: when a later layer begins, both are final. That holds
+    // whatever else is enqueued between layers, as nothing begins before the kernel that is enqueued before it.
+    settled: bool,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
 
@@ -444,6 +461,7 @@ impl<B: Backend> Scheduled<'_, B> {
             lse_stride_token: lse_token,
             num_pages: args.kv_cache.num_pages() as i64,
             kv_scale: args.kv_scale,
+            settled: i32::from(self.settled),
             ..*base
         };
 
@@ -489,6 +507,7 @@ impl<B: Backend> Scheduled<'_, B> {
                 stream.launch(kernel, launch, &params)?;
             }
             stream.launch(&plan.split_kernel, &many_launch, &many_params)?;
+            self.settled = true;
             stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
         }
     }

@@ -63,6 +63,8 @@ struct Device<B: GraphBackend> {
     seq_lens: Tensor<B>,
     out: Tensor<B>,
     lse: Tensor<B>,
+    /// What layers before the last write.
+    passed: Tensor<B>,
     graph: Option<Graph<B>>,
 }
 
@@ -96,6 +98,7 @@ impl<B: GraphBackend> Device<B> {
             seq_lens: Tensor::empty(backend, [batch], DType::I32)?,
             out: Tensor::empty(backend, problem.out_block.whole, q_dtype)?,
             lse: Tensor::empty(backend, problem.lse_block.whole, DType::F32)?,
+            passed: Tensor::empty(backend, problem.out_block.whole, q_dtype)?,
             decode,
             plan,
             workspace,
@@ -104,17 +107,18 @@ impl<B: GraphBackend> Device<B> {
     }
 
     fn enqueue(&mut self, stream: &Stream<B>, problem: &Problem) -> Result<()> {
-        let args = DecodeArgs {
-            q: &self.q,
-            kv_cache: &self.kv_cache,
-            block_table: &self.table.columns(0..problem.table_width)?,
-            seq_lens: &self.seq_lens,
-            out: &mut view(&self.out, &problem.out_block)?,
-            lse: if problem.lse { Some(&mut view(&self.lse, &problem.lse_block)?) } else { None },
-            kv_scale: problem.kv_scale,
-            causal: problem.causal,
-        };
-        self.decode.run(stream, &self.plan, &mut self.workspace, args)
+        let Self { decode, plan, workspace, q, kv_cache, seq_lens, .. } = self;
+        let block_table = &self.table.columns(0..problem.table_width)?;
+        let (width, causal, kv_scale) = (problem.table_width, problem.causal, problem.kv_scale);
+        let mut step = decode.schedule(stream, plan, workspace, seq_lens, width, causal)?;
+        for layer in 1..=problem.layers {
+            let last = layer == problem.layers;
+            let out = &mut view(if last { &self.out } else { &self.passed }, &problem.out_block)?;
+            let lse = &mut view(&self.lse, &problem.lse_block)?;
+            let lse = (last && problem.lse).then_some(lse);
+            step.attend(DecodeArgs { q, kv_cache, block_table, seq_lens, out, lse, kv_scale, causal })?;
+        }
+        Ok(())
     }
 
     /// Launches or replays a round. Returns the bytes of the whole outputs and LSE.
