@@ -19,14 +19,20 @@ possible() {
   command -v "$CXX" >/dev/null || { echo "not run: needs a C++ compiler"; return 1; }
 }
 
-# Builds the driver and the compiler, for this processor.
+# Builds the driver and the compiler, for this processor, unless they are there already and nothing has changed.
 prepare() {
-  local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict)
+  local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict) made
+  made=$(
+    { "$CXX" --version; grep -m 1 '^flags' /proc/cpuinfo; echo "$PWD ${flags[*]}"; } 2>&1 | cksum
+    find ci/nvidia -type f ! -name '*.md' -exec cksum {} + | sort -k 3
+  )
+  [ "$(cat "$EMULATOR/made" 2>/dev/null)" != "$made" ] || return 0
   rm -rf "$EMULATOR"
   mkdir -p "$RESULTS"
   "$CXX" "${flags[@]}" -Wl,-soname,libcuda.so.1 ci/nvidia/machine/*.cc ci/nvidia/driver/*.cc -o "$EMULATOR/libcuda.so.1"
   "$CXX" "${flags[@]}" ci/nvidia/nvrtc/*.cc -o "$EMULATOR/libnvrtc.so.13"
   ln -s "$PWD/ci/nvidia/device" "$PWD/ci/nvidia/machine" "$EMULATOR"
+  echo "$made" >"$EMULATOR/made"
 }
 
 # Runs a program with the emulated libraries. What is compiled is kept for the next one.
@@ -83,9 +89,15 @@ run_suite() {
   return "$failed"
 }
 
+case "${1:-}" in
+  "" | -h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' ci/cuda.sh
+    [ $# -gt 0 ] && exit 0 || exit 2
+    ;;
+esac
 possible || exit 0
 prepare
-case "${1:-}" in
+case "$1" in
   --suite) run_suite ;;
   *) emulated "$@" ;;
 esac

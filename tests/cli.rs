@@ -360,11 +360,23 @@ fn bench_measures_and_checks() {
 }
 
 #[test]
+fn options_that_would_change_nothing_are_refused() {
+    for command in ["bench", "gain"] {
+        for (option, value) in [("--tp", "2"), ("--kv-scale", "0.5")] {
+            let ran = run(&[command, option, value]);
+            assert!(ran.status == Some(2) && ran.err.contains(option), "{}", ran.err);
+        }
+        run(&[command, "--time", "-1"]).fails(&["`time`", "positive"]);
+    }
+}
+
+#[test]
 fn soak_checks_random_problems_and_repeats_one() {
     run(&["soak", "--small", "--seconds", "3", "--problems", "60"]).shows(0, &["of them graphs", "problems right in"]);
     let one = ["soak", "--only", "3:7"];
     run(&one).shows(0, &["seed 3", "1 problem right in"]);
     run(&["soak", "--only", "3"]).shows(2, &[]);
+    run(&["soak", "--seconds", "-1"]).fails(&["`seconds`", "positive"]);
     run(&["soak", "--problems", "0"]).fails(&["`problems`", "at least 1"]);
 }
 

@@ -6,15 +6,12 @@ use std::time::Duration;
 use clap::Args;
 use latentwave::{DType, Error, GraphMode, MlaConfig, ModelConfig, Result, SplitPolicy};
 
-/// Which model's attention, on how many devices.
+/// Which model's attention.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct ModelArgs {
     /// Model: a preset's name, or the path of a Hugging Face config.json. `latentwave info` lists the presets.
     #[arg(long, default_value = "deepseek-v2-lite", value_name = "PRESET|config.json", help_heading = "Model")]
     pub(crate) model: String,
-    /// Devices that the heads are shared out to; one device's part is computed here.
-    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model")]
-    pub(crate) tp: usize,
     /// Tokens per page of the cache.
     #[arg(long, default_value_t = 64, value_name = "N", help_heading = "Model")]
     pub(crate) page_size: usize,
@@ -27,15 +24,15 @@ impl ModelArgs {
         looks_like_a_file.then(|| Path::new(&self.model))
     }
 
-    /// The model and its attention layer on one device.
-    pub(crate) fn load(&self) -> Result<(ModelConfig, MlaConfig)> {
+    /// The model and its attention layer on one of `tp` devices.
+    pub(crate) fn load(&self, tp: usize) -> Result<(ModelConfig, MlaConfig)> {
         let model = if let Some(path) = self.file() {
             let text = std::fs::read_to_string(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
             ModelConfig::from_json(&text, &self.model)?
         } else {
             ModelConfig::preset(&self.model)?
         };
-        let mla = model.mla(self.tp, self.page_size)?;
+        let mla = model.mla(tp, self.page_size)?;
         Ok((model, mla))
     }
 }
@@ -49,9 +46,6 @@ pub(crate) struct TypeArgs {
     /// Element type of the cache: that of the queries unless fp8_e4m3 or fp8_e4m3fnuz (AMD gfx942) is named.
     #[arg(long, value_name = "TYPE", value_parser = dtype, help_heading = "Model")]
     pub(crate) kv_dtype: Option<DType>,
-    /// Scale of an fp8 cache: a cached value is its byte's times this.
-    #[arg(long, default_value_t = 1.0, value_name = "X", help_heading = "Model")]
-    pub(crate) kv_scale: f32,
 }
 
 impl TypeArgs {
@@ -147,11 +141,11 @@ mod tests {
 
     #[test]
     fn models_by_name_and_by_file() {
-        let args = |model: &str, tp| ModelArgs { model: model.to_owned(), tp, page_size: 16 };
-        let (model, mla) = args("deepseek-v3", 8).load().unwrap();
+        let load = |model: &str, tp| ModelArgs { model: model.to_owned(), page_size: 16 }.load(tp);
+        let (model, mla) = load("deepseek-v3", 8).unwrap();
         assert_eq!((model.num_layers, mla.num_heads, mla.page_size), (61, 16, 16));
-        assert!(matches!(args("no/config.json", 1).load(), Err(Error::Io { .. })));
-        assert!(matches!(args("no-model", 1).load(), Err(Error::Argument { arg: "model", .. })));
-        assert!(matches!(args("deepseek-v3", 7).load(), Err(Error::Argument { arg: "tensor_parallel", .. })));
+        assert!(matches!(load("no/config.json", 1), Err(Error::Io { .. })));
+        assert!(matches!(load("no-model", 1), Err(Error::Argument { arg: "model", .. })));
+        assert!(matches!(load("deepseek-v3", 7), Err(Error::Argument { arg: "tensor_parallel", .. })));
     }
 }

@@ -29,7 +29,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "LIST", default_value = "small")]
     points: String,
     /// Least seconds spent on each point.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, allow_negative_numbers = true)]
     time: f64,
     /// Also replay once after 0.12 s of rest, three times: the clock is higher then than under a load that lasts.
     #[arg(long)]
@@ -92,7 +92,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         args.model.file().as_slice(),
         &[("json", args.json.as_deref()), ("plot", args.plot.as_deref())],
     )?;
-    let (_, mla) = args.model.load()?;
+    let (_, mla) = args.model.load(1)?;
     device::run(args.device, Bench { args, points, mla })
 }
 

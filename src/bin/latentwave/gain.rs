@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 4)]
     layers: usize,
     /// Least seconds spent on each way.
-    #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.5, allow_negative_numbers = true)]
     time: f64,
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
@@ -100,7 +100,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     }
     args::seconds("time", args.time)?;
     files::check_outputs(args.model.file().as_slice(), &[("json", args.json.as_deref())])?;
-    let (_, mla) = args.model.load()?;
+    let (_, mla) = args.model.load(1)?;
     device::run(args.device, Gain { args, mla })
 }
 
@@ -115,7 +115,14 @@ impl Job for Gain<'_> {
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         let Self { args, mla } = self;
         let info = backend.device();
-        println!("{}: {} ({}), {} layers of {} tokens", info.backend, info.name, info.arch, args.layers, args.seq_len);
+        println!(
+            "{}: {} ({}), {} of {}",
+            info.backend,
+            info.name,
+            info.arch,
+            text::plural(args.layers, "layer"),
+            text::plural(args.seq_len, "token")
+        );
         interrupt::catch();
         let mut rows = Vec::new();
         for &heads in &args.heads {

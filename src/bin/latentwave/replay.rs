@@ -40,11 +40,17 @@ pub(crate) struct Args {
 
     #[command(flatten)]
     model: ModelArgs,
+    /// Devices that the heads are shared out to; one device's part is computed here.
+    #[arg(long, default_value_t = 1, value_name = "N", help_heading = "Model")]
+    tp: usize,
     /// Attention layers to run: a number, or `all` of the model's.
     #[arg(long, default_value = "1", value_name = "N|all", help_heading = "Model")]
     layers: String,
     #[command(flatten)]
     types: TypeArgs,
+    /// Scale of an fp8 cache: a cached value is its byte's times this.
+    #[arg(long, default_value_t = 1.0, value_name = "X", help_heading = "Model")]
+    kv_scale: f32,
 
     /// Sequences that decode at once.
     #[arg(long, default_value_t = 16, value_name = "N", help_heading = "Batching")]
@@ -128,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
     let read: Vec<_> = args.model.file().into_iter().chain([args.trace.as_path()]).collect();
     crate::files::check_outputs(&read, &[("json", args.json.as_deref()), ("report", args.report.as_deref())])?;
     let trace = trace::read(&args.trace)?;
-    let (model, mla) = args.model.load()?;
+    let (model, mla) = args.model.load(args.tp)?;
     let layers = match args.layers.as_str() {
         "all" => model.num_layers,
         number => match number.parse() {
@@ -235,7 +241,7 @@ impl Replay<'_> {
         SessionConfig {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
-            kv_scale: args.types.kv_scale,
+            kv_scale: args.kv_scale,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             num_spec_tokens: limits.spec_tokens,
             policy: args.split_policy,

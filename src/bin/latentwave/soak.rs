@@ -15,7 +15,7 @@ use latentwave::{DType, Error, GraphBackend, MlaConfig, MlaDecode, Result};
 use crate::device::{self, DeviceArgs, Job};
 use crate::{Outcome, args, interrupt, text};
 use problem::{Problem, Size};
-use run::{Errors, Passed};
+use run::{Errors, Fault, Passed};
 
 /// Check random decode problems against float64
 ///
@@ -26,7 +26,7 @@ use run::{Errors, Passed};
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Seconds after which no further problem is begun.
-    #[arg(long, value_name = "SECONDS", default_value_t = 10.0)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 10.0, allow_negative_numbers = true)]
     seconds: f64,
     /// Problems after which none is begun.
     #[arg(long, value_name = "N", default_value_t = u64::MAX, hide_default_value = true)]
@@ -113,11 +113,15 @@ impl Job for Soak<'_> {
         if let Some((index, problem, fault)) = tally.first_fault {
             let small = if args.small { " --small" } else { "" };
             let few = if args.few { " --few" } else { "" };
+            let what = if matches!(fault, Fault::Wrong(_)) { "miss: " } else { "" };
             eprintln!(
-                "miss: {fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
+                "{what}{fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
                 info.backend, info.index
             );
-            return Ok(Outcome::Missed);
+            return match fault {
+                Fault::Wrong(_) => Ok(Outcome::Missed),
+                Fault::Failed(_, error) => Err(error),
+            };
         }
         Ok(if interrupt::caught() { Outcome::Interrupted } else { Outcome::Done })
     }
@@ -127,7 +131,7 @@ impl Job for Soak<'_> {
 #[derive(Default)]
 struct Tally {
     forms: BTreeMap<Form, Count>,
-    first_fault: Option<(u64, String, String)>,
+    first_fault: Option<(u64, String, Fault)>,
 }
 
 /// What problems are counted by: the kernel of stage 1, whatever its widths.
@@ -150,7 +154,7 @@ struct Count {
 }
 
 impl Tally {
-    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, String>) {
+    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, Fault>) {
         match result {
             Ok(Passed { kernel, launches, errors }) => {
                 let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;

@@ -1,11 +1,12 @@
 //! One problem on a device: run it, and look at every byte that it wrote.
 
+use std::fmt;
 use std::ops::Range;
 
 use latentwave::kernel::Variant;
 use latentwave::testing::{self, Tolerance};
 use latentwave::{
-    DType, DecodeArgs, Graph, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace, reference,
+    DType, DecodeArgs, Error, Graph, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace, reference,
 };
 
 use super::problem::{Block, Problem};
@@ -36,18 +37,37 @@ impl Errors {
     }
 }
 
+/// Why a problem did not pass.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// A result is wrong, in words.
+    Wrong(String),
+    /// Something of it could not be run: what, and why.
+    Failed(String, Error),
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Wrong(miss) => f.write_str(miss),
+            Self::Failed(what, _) => write!(f, "{what} could not be run"),
+        }
+    }
+}
+
 /// Runs a problem: its rounds one after another, on the same scratch, poisoned only before the first.
 ///
 /// # Errors
-/// In words: what is wrong with a result, or what the device said.
-pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Passed, String> {
-    let stream = Stream::new(backend).map_err(|error| error.to_string())?;
-    let mut device = Device::new(backend, problem).map_err(|error| error.to_string())?;
+/// What is wrong with a result, or what the device said.
+pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Passed, Fault> {
+    let failed = |what: &str, error| Fault::Failed(what.to_owned(), error);
+    let stream = Stream::new(backend).map_err(|error| failed("its set-up", error))?;
+    let mut device = Device::new(backend, problem).map_err(|error| failed("its set-up", error))?;
     let mut errors = Errors::default();
     for round in 0..problem.rounds.len() {
         let written = device.round(backend, &stream, problem, round);
-        let (out, lse) = written.map_err(|error| format!("launch {round}: {error}"))?;
-        errors.merge(check(problem, round, out, lse).map_err(|miss| format!("launch {round}: {miss}"))?);
+        let (out, lse) = written.map_err(|error| failed(&format!("launch {round}"), error))?;
+        errors.merge(check(problem, round, out, lse).map_err(|miss| Fault::Wrong(format!("launch {round}: {miss}")))?);
     }
     Ok(Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors })
 }
