@@ -19,18 +19,20 @@ possible() {
   command -v "$CXX" >/dev/null || { echo "not run: needs a C++ compiler"; return 1; }
 }
 
-# Builds the driver and the compiler for this processor, unless their sources are older than they. A new compiler's cache is empty.
+# Builds the driver and the compiler, for this processor, unless they are there already and nothing has changed.
 prepare() {
-  local built="$EMULATOR/libnvrtc.so.13"
-  if [ -e "$built" ] && [ -z "$(find ci/nvidia ci/cuda.sh -type f -newer "$built" -print -quit)" ]; then
-    return
-  fi
-  local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict)
+  local flags=(-std=c++20 -O3 -march=native -fPIC -shared -Wall -Wextra -Wno-restrict) made
+  made=$(
+    { "$CXX" --version; grep -m 1 '^flags' /proc/cpuinfo; echo "$PWD ${flags[*]}"; } 2>&1 | cksum
+    find ci/nvidia -type f ! -name '*.md' -exec cksum {} + | sort -k 3
+  )
+  [ "$(cat "$EMULATOR/made" 2>/dev/null)" != "$made" ] || return 0
   rm -rf "$EMULATOR"
   mkdir -p "$RESULTS"
   "$CXX" "${flags[@]}" -Wl,-soname,libcuda.so.1 ci/nvidia/machine/*.cc ci/nvidia/driver/*.cc -o "$EMULATOR/libcuda.so.1"
   "$CXX" "${flags[@]}" ci/nvidia/nvrtc/*.cc -o "$EMULATOR/libnvrtc.so.13"
   ln -s "$PWD/ci/nvidia/device" "$PWD/ci/nvidia/machine" "$EMULATOR"
+  echo "$made" >"$EMULATOR/made"
 }
 
 # Runs a program with the emulated libraries. What is compiled is kept for the next one.
@@ -87,10 +89,12 @@ run_suite() {
   return "$failed"
 }
 
-if [ $# -eq 0 ]; then
-  sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2
-  exit 2
-fi
+case "${1:-}" in
+  "" | -h | --help)
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' ci/cuda.sh
+    [ $# -gt 0 ] && exit 0 || exit 2
+    ;;
+esac
 possible || exit 0
 prepare
 case "$1" in

@@ -77,7 +77,7 @@ DEVICE Share share_of(const DecodeParams& p) {
         int split = part[4];
         // A part within a sequence merges that one, another the one that ends within it.
         int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
-        if (split == 0 && ends.w == 0) return {seq, 0, 0, {0, 0}};
+        if ((split == 0 && ends.w == 0) || part[MERGES_WORD]) return {seq, 0, 0, {0, 0}};
         Slots slots = balanced_slots(p, seq);
         // Whose first piece lies in a part that merges another one has a part less.
         int less = split > 0 && part[4 - split * PART_WORDS] > 0;

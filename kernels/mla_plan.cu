@@ -63,6 +63,9 @@ struct Cut {
         return count > 0 ? count : 0;
     }
 
+    /// Most pieces that a sequence of so many tiles can have, wherever it begins.
+    DEVICE int64 most_pieces(int tiles) const { return ceil_div(cost(tiles), chunk) + (piece == 0); }
+
     /// The tile of a sequence that lies `at` behind its beginning.
     DEVICE int64 tile(int64 at, int tiles) const { return piece > 0 ? at * tiles / cost(tiles) : at - fixed; }
 };
@@ -88,7 +91,7 @@ DEVICE Cut choose(const DecodeParams& p, int64 total, int64 longest, int64 short
 }
 
 /// Writes boundary `at` of the parts: the end of one and the beginning of the next.
-DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, int seq, int tile, int split) {
+DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, int seq, int tile, int split, bool merges) {
     if (at > 0) {
         parts[(at - 1) * PART_WORDS + 2] = seq;
         parts[(at - 1) * PART_WORDS + 3] = tile;
@@ -98,7 +101,8 @@ DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, i
         part[0] = seq;
         part[1] = tile;
         part[4] = split;
-        part[5] = part[6] = part[7] = 0;
+        part[ARRIVAL_WORD] = part[ARRIVAL_WORD + 1] = 0;
+        part[MERGES_WORD] = merges;
     }
 }
 
@@ -140,6 +144,7 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
         cut.snap = EVERYTHING;
     }
 
+    bool merges = cut.most_pieces((int)larger(longest - p.fixed_cost, (int64)0)) <= p.merged_pieces;
     int64 begin = 0;
     int64 slots = 0;
     for (int first = 0; first < scheduled; first += THREADS) {
@@ -171,11 +176,11 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
             }
             int64 tile = cut.tile(position - begins[low], tiles[low]);
             if (tile <= cut.snap) {
-                write_boundary(p, parts, at, first + low, 0, 0);
+                write_boundary(p, parts, at, first + low, 0, 0, merges);
             } else if (tile >= tiles[low] - cut.snap) {
-                write_boundary(p, parts, at, first + low + 1, 0, 0);
+                write_boundary(p, parts, at, first + low + 1, 0, 0, merges);
             } else {
-                write_boundary(p, parts, at, first + low, (int)tile, (int)(at - cut.first_inside(begins[low]) + 1));
+                write_boundary(p, parts, at, first + low, (int)tile, (int)(at - cut.first_inside(begins[low]) + 1), merges);
             }
         }
         barrier();
@@ -184,7 +189,7 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     }
     // The other boundaries lie at the end of everything.
     for (int64 at = ceil_div(cut.total, cut.chunk) + thread; at <= p.num_parts; at += THREADS) {
-        write_boundary(p, parts, at, virtual_seqs, 0, 0);
+        write_boundary(p, parts, at, virtual_seqs, 0, 0, merges);
     }
     if (thread == 0) slot_begin[0] = 0;
     for (int64 i = scheduled + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;

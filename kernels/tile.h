@@ -168,6 +168,8 @@ struct Schedule {
     const int GLOBAL* parts;
 };
 constexpr int PART_WORDS = 8;
+constexpr int ARRIVAL_WORD = 5;  // of a part, and the one after it: zero between layers
+constexpr int MERGES_WORD = 7;   // of a part: whether stage 1 merges the pieces of sequences
 
 DEVICE Schedule schedule_of(const DecodeParams& p) {
     const int GLOBAL* table = global_pointer<const int>(p.schedule);

@@ -105,7 +105,10 @@ pub struct DecodeKernels {
     /// Longest sequence for which a graph of its own is worth having, in tokens: planned for no longer ones, the same batch has other
     /// kernels, which are faster. `None` if these serve short sequences as well as any.
     pub short_seq_len: Option<usize>,
-    /// Element type of the partial outputs that stage 1 hands to stage 2.
+    /// Most pieces of a sequence of a balanced schedule that stage 1 merges itself where one of its blocks has all rows of a group. Where
+    /// a sequence of a step may have more, or this is 0, stage 2 merges those of all.
+    pub merged_pieces: i32,
+    /// Element type of the partial outputs of pieces.
     pub partial_dtype: DType,
     /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
     pub reduce_blocks: usize,

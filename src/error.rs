@@ -56,16 +56,16 @@ pub enum Error {
         /// Pages in the cache.
         num_pages: usize,
     },
-    /// A sequence is longer than its row of the block table can address, or negative.
+    /// A sequence is longer than `max_seq_len` or than its row of the block table can address, or negative.
     #[error(
-        "seq_lens[{seq}] = {len}, but a block table row addresses 0..={capacity} tokens; widen the table or shorten the sequence"
+        "seq_lens[{seq}] = {len}, but 0..={capacity} tokens are possible: the lesser of `max_seq_len` and a block table row's pages; raise the one that is less, or shorten the sequence"
     )]
     SeqLenOutOfRange {
         /// Index of the sequence.
         seq: usize,
         /// The length found there.
         len: i64,
-        /// Tokens that one row of the table can address.
+        /// Most tokens possible: the lesser of `max_seq_len` and what one row of the table can address.
         capacity: usize,
     },
     /// More was asked than was reserved when the object was made.

@@ -8,7 +8,7 @@
 
 mod balance;
 
-pub use balance::{BalanceShape, balance};
+pub use self::balance::{BalanceShape, PART_WORDS, SNAP_TILES, balance, parts_offset};
 
 use crate::backend::{DecodeKernels, DeviceInfo, FewKernel};
 use crate::error::{Error, Result};
@@ -24,9 +24,6 @@ pub const MAX_KV_SPLITS: usize = 4096;
 /// Cost of starting a sequence in a balanced schedule, in tiles (`c0`), of kernels that were not measured for it.
 pub const FIXED_COST: i32 = 1;
 
-/// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
-pub const SNAP_TILES: i64 = 2;
-
 /// Virtual sequences that count as few: [`SplitPolicy::Auto`] may cut them more finely than [`num_kv_splits`] says.
 const FEW_SEQS: usize = 8;
 
@@ -35,9 +32,6 @@ const REDUCE_COLUMNS: usize = 64;
 
 /// Columns times splits that the threads of a block of stage 2 load in one round.
 const REDUCE_ROUND: usize = 8192;
-
-/// Words of one part in the schedule table.
-pub const PART_WORDS: usize = 8;
 
 /// The split-count heuristic shared by all backends: `min(next_pow2(max(1, max_seq_len / 512)), 2 * num_compute_units)`.
 ///
@@ -157,6 +151,8 @@ pub struct DecodePlan {
     pub few_parts: usize,
     /// Partial results that the scratch holds.
     pub num_slots: usize,
+    /// Most pieces of a sequence that stage 1 merges itself.
+    pub merged_pieces: i32,
     /// Blocks of stage 2: as many of each part of a balanced schedule, or else of each sequence.
     pub reduce_blocks: usize,
     /// Those of them that work on such pieces.
@@ -263,6 +259,8 @@ impl DecodePlan {
             }
         };
 
+        let tabled = matches!(schedule, ScheduleKind::Balanced | ScheduleKind::Either);
+        let merged_pieces = if tabled && row_blocks == 1 { kernels.merged_pieces } else { 0 };
         let rows = num_slots * group_rows;
         Ok(Self {
             shape,
@@ -272,6 +270,7 @@ impl DecodePlan {
             num_parts,
             few_parts,
             num_slots,
+            merged_pieces,
             reduce_blocks,
             few_blocks,
             query_group,
@@ -301,11 +300,6 @@ impl DecodePlan {
     pub fn workspace_views(&self) -> [usize; 3] {
         [self.schedule_bytes, self.partial_out_bytes, self.partial_lse_bytes]
     }
-}
-
-/// Word of the schedule table at which the parts begin: the slot offsets of `virtual_seqs` sequences come before.
-pub const fn parts_offset(virtual_seqs: usize) -> usize {
-    (virtual_seqs + 1).next_multiple_of(PART_WORDS)
 }
 
 #[cfg(test)]
@@ -356,6 +350,7 @@ mod tests {
             own_pieces,
             few: None,
             short_seq_len: None,
+            merged_pieces: 0,
             partial_dtype: crate::DType::BF16,
             reduce_blocks: 264,
             row_alignment: 16,

@@ -14,52 +14,6 @@
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
 
-constexpr int ROWS = BLOCK_ROWS;
-constexpr int QUERY_UNITS = LATENT_UNITS + (ROPE_DIM > 0);
-constexpr int QUERY_UNIT_BYTES = ROWS * UNIT_COLUMNS * 2;
-constexpr int WEIGHTS_BYTES = ROWS * TILE_TOKENS * 2;
-constexpr int SUMS = ROWS / 2;        // of a product, in a lane's registers
-constexpr int LANE_ROWS = ROWS / 4;   // query rows of which a lane holds logits and sums: 8 (i / 2) + lane % 4 * 2 + i % 2
-constexpr int GROUPS = 2;
-constexpr int GROUP_THREADS = 128;
-constexpr int GROUP_WARPS = 4;
-// Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
-constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
-constexpr int LOADER_REGISTERS = 24;
-constexpr int GROUP_REGISTERS = 240;
-constexpr int FIRST_AHEAD = 1;  // group that prepares the first piece
-constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
-static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
-static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
-
-/// Shared memory, in bytes from its beginning. What describes a piece is there twice, for this one and the next.
-constexpr int QUERY_AT = UNITS_BYTES;
-constexpr int WEIGHTS_AT = QUERY_AT + (LATENT_UNITS + 1) * QUERY_UNIT_BYTES;
-constexpr int EXCHANGE_AT = WEIGHTS_AT + 2 * GROUPS * WEIGHTS_BYTES;  // a value per group, warp and row
-constexpr int MAXIMA_AT = EXCHANGE_AT + GROUPS * GROUP_WARPS * ROWS * 4;
-constexpr int SCALE_AT = MAXIMA_AT + GROUPS * ROWS * 4;  // of a row's sums: for each group, its own and the other's
-constexpr int QUERY_SCALE_AT = SCALE_AT + GROUPS * GROUPS * ROWS * 4;
-constexpr int LIMIT_AT = QUERY_SCALE_AT + ROWS * 4;
-constexpr int SLOT_AT = LIMIT_AT + 2 * ROWS * 4;
-constexpr int RESULT_AT = SLOT_AT + 2 * 8;  // addresses of each row's result and LSE, 0 for none
-constexpr int BARRIERS_AT = RESULT_AT + 2 * 2 * ROWS * 8;
-constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
-static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
-#ifdef SPLIT_SHARED_BYTES
-static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select.rs counts the same");
-#endif
-
-/// Query row of a lane's `i`-th column.
-DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
-
-/// Waits for both warpgroups.
-DEVICE void pair_barrier() { named_barrier(1, GROUPS * GROUP_THREADS); }
-/// Waits for one of them.
-DEVICE void group_barrier(int group) { named_barrier(2 + group, GROUP_THREADS); }
-/// One group tells the other that it has seen its tile, and the other waits for it.
-DEVICE void tell_seen(int group) { named_barrier_arrive(4 + group, GROUPS * GROUP_THREADS); }
-DEVICE void wait_until_seen(int group) { named_barrier(5 - group, GROUPS * GROUP_THREADS); }
-
 /// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
     int chunk = unhoisted(thread_index()) % 8;
@@ -119,17 +73,6 @@ DEVICE void clear_tile(unsigned char SHARED* ring, UnitPlace place, int valid) {
     publish_to_async();
 }
 
-/// Where a piece's rows go.
-DEVICE uint64 SHARED* results(int turn, unsigned char SHARED* shared) {
-    return (uint64 SHARED*)(shared + RESULT_AT) + turn * 2 * ROWS;
-}
-
-/// Where the LSE of a row goes, to `slot` or, if negative, to the output; 0 if it is not wanted.
-DEVICE uint64 lse_address(const DecodeParams& p, const Row& of, int64 slot, int group_row) {
-    if (slot >= 0) return p.partial_lse + (slot * group_rows(p) + group_row) * 4;
-    return p.lse == 0 ? 0 : p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
-}
-
 struct Softmax {
     const int SHARED* limit;                   // tokens that each row sees of this piece
     int least;                                 // of the limits of this lane's rows
@@ -138,7 +81,8 @@ struct Softmax {
     const float SHARED* query_scales;          // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int turn, unsigned char SHARED* shared) {
+    static DEVICE void describe(const DecodeParams& p, int item, const Cursor& at, int first_row, int turn,
+                                unsigned char SHARED* shared) {
         int local = thread_index() % GROUP_THREADS;
         if (local >= ROWS) return;
         int row = first_row + local;
@@ -147,10 +91,14 @@ struct Softmax {
         Slots slots = slots_of(p, at.seq);
         int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
         ((int SHARED*)(shared + LIMIT_AT))[turn * ROWS + local] = of.valid ? smaller(visible, at.end) : 0;
-        ((int64 SHARED*)(shared + SLOT_AT))[turn] = slot;
-        uint64 SHARED* to = results(turn, shared) + local;
-        to[0] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
-        to[ROWS] = of.valid ? lse_address(p, of, slot, row) : 0;
+        // The pieces of a sequence lie in parts that follow each other; the first of those has the counters.
+        int GLOBAL* first_part = (int GLOBAL*)schedule_of(p).parts + (int64)(item - at.split) * PART_WORDS;
+        Piece SHARED& piece = Piece::of(turn, shared);
+        int merges = p.merged_pieces > 0 ? schedule_of(p).parts[(int64)item * PART_WORDS + MERGES_WORD] : 0;
+        piece = {slots.begin, (uint32 GLOBAL*)first_part + ARRIVAL_WORD, at.split, slots.count, merges};
+        if (piece.merged()) slot = -1;
+        addresses(turn, TO_RESULT, shared)[local] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
+        addresses(turn, TO_LSE, shared)[local] = of.valid ? lse_address(p, of, slot, row) : 0;
     }
 
     DEVICE void begin_piece(int turn, const unsigned char SHARED* shared) {
@@ -254,128 +202,6 @@ struct Softmax {
     }
 };
 
-/// A row's maximum and sum over both groups, and what each group's sums are to be multiplied by before they are added.
-struct Total {
-    float maximum, sum, factor[GROUPS];
-
-    DEVICE Total(int row, const unsigned char SHARED* shared) {
-        const float SHARED* sums = (const float SHARED*)(shared + EXCHANGE_AT) + row;
-        const float SHARED* maxima = (const float SHARED*)(shared + MAXIMA_AT) + row;
-        maximum = ::maximum(maxima[0], maxima[ROWS]);
-        sum = 0.0f;
-        UNROLL for (int group = 0; group < GROUPS; group++) {
-            float its_sum = 0.0f;
-            UNROLL for (int warp = 0; warp < GROUP_WARPS; warp++) its_sum += sums[(group * GROUP_WARPS + warp) * ROWS];
-            factor[group] = exp2(maxima[group * ROWS] - maximum);
-            sum += its_sum * factor[group];
-        }
-    }
-
-    /// Emptiness is a sum of zero: a NaN must show.
-    DEVICE float lse() const { return sum == 0.0f ? NEGATIVE_INFINITY : (maximum + log2(sum)) * LN_2; }
-};
-
-/// Sums of a group: the result's columns by units, transposed.
-using Sums = float[LATENT_UNITS][SUMS];
-
-/// Units of a group's last tile of a piece that are not given back at once: half of its sums pass through them to the other group,
-/// and then that group's half of the result to memory.
-constexpr int EXCHANGED_UNITS = HALF_UNITS * SUMS * GROUP_THREADS * 4 / UNIT_BYTES;
-static_assert(EXCHANGED_UNITS <= CACHED_UNITS, "half of the sums fit into a tile");
-
-/// Where a lane's sums `i` to `i + 3` of a unit of the half are handed over, in the units of the tile at a place.
-DEVICE Float4 SHARED& handed_over(unsigned char SHARED* shared, UnitPlace place, int unit, int i) {
-    int word = (unit * SUMS + i) / 4 * GROUP_THREADS;
-    constexpr int UNIT_WORDS = UNIT_BYTES / 16;
-    return ((Float4 SHARED*)(shared + place.after(word / UNIT_WORDS).index * UNIT_BYTES))[word % UNIT_WORDS +
-                                                                                       thread_index() % GROUP_THREADS];
-}
-
-/// Hands the half of the sums over that the other group writes.
-DEVICE void hand_over(const Sums& o, int group, UnitPlace place, unsigned char SHARED* shared) {
-    auto sum = [&](int unit, int i) { return group == 0 ? o[unit + HALF_UNITS][i] : o[unit][i]; };
-    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-        UNROLL for (int i = 0; i < SUMS; i += 4) {
-            handed_over(shared, place, unit, i) = {sum(unit, i), sum(unit, i + 1), sum(unit, i + 2), sum(unit, i + 3)};
-        }
-    }
-    publish_to_async();
-}
-
-/// Says what a group's sums of each row are to be multiplied by, and the other's; writes the LSE. A thread for each row.
-DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned char SHARED* shared) {
-    int row = thread_index() % GROUP_THREADS;
-    if (row >= ROWS) return;
-    Total total(row, shared);
-    float result = result_scale(p, total.sum, ((const int64 SHARED*)(shared + SLOT_AT))[turn]);
-    float SHARED* scale = (float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS + row;
-    scale[0] = result * (group == 0 ? total.factor[0] : total.factor[1]);
-    scale[ROWS] = result * (group == 0 ? total.factor[1] : total.factor[0]);
-    uint64 to = results(turn, shared)[ROWS + row];
-    if (group == 0 && to != 0) *global_pointer<float>(to) = total.lse();
-}
-
-/// Writes a group's half of a piece's result: its own sums and, if the other had tiles, those handed over in the tile at `other`, whose place the result then takes on its way. The weights' place serves the group that
-/// had all tiles.
-DEVICE void write_half(const Sums& o, int group, bool alone, int turn, UnitPlace other, unsigned char SHARED* shared) {
-    int lane = unhoisted(lane_index());
-    int warp = warp_of_group();
-    const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;
-    float scale[LANE_ROWS], other_scale[LANE_ROWS];
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        scale[i] = scales[lane_row(lane, i)];
-        other_scale[i] = scales[ROWS + lane_row(lane, i)];
-    }
-    float half[HALF_UNITS][SUMS];
-    UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-        UNROLL for (int i = 0; i < SUMS; i++) {
-            half[unit][i] = (group == 0 ? o[unit][i] : o[unit + HALF_UNITS][i]) * scale[i / 4 * 2 + i % 2];
-        }
-        if (alone) continue;
-        UNROLL for (int i = 0; i < SUMS; i += 4) {
-            Float4 more = handed_over(shared, other, unit, i);
-            half[unit][i] += more.x * other_scale[i / 2];
-            half[unit][i + 1] += more.y * other_scale[i / 2 + 1];
-            half[unit][i + 2] += more.z * other_scale[i / 2];
-            half[unit][i + 3] += more.w * other_scale[i / 2 + 1];
-        }
-    }
-    group_barrier(group);  // all have been taken
-    constexpr int ROW_BYTES = KV_LORA_RANK;
-    constexpr int UNIT_ROWS = UNIT_BYTES / ROW_BYTES;
-    static_assert(ROWS * ROW_BYTES <= EXCHANGED_UNITS * UNIT_BYTES && ROWS * ROW_BYTES <= 2 * GROUPS * WEIGHTS_BYTES, "staging");
-    auto staged = [&](int row) {
-        return shared + (alone ? WEIGHTS_AT + row * ROW_BYTES
-                               : other.after(row / UNIT_ROWS).index * UNIT_BYTES + row % UNIT_ROWS * ROW_BYTES);
-    };
-    if constexpr (FP8) {
-        UNROLL for (int i = 0; i < SUMS; i += 4) {
-            UNROLL for (int e = 0; e < 2; e++) {
-                int row = lane % 4 * 2 + e;
-                unsigned char SHARED* to = staged(i * 2 + row) + ((warp * 2 + lane / 16) ^ row) * 16 + lane / 4 % 4 * 4;
-                UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-                    *(uint32 SHARED*)(to + unit * 128) = pack(half[unit][i + e], half[unit][i + e + 2]);
-                }
-            }
-        }
-    } else {
-        UNROLL for (int block = 0; block < SUMS / 8; block++) {
-            uint32 to = shared_address(staged((block * 2 + lane / 16) * 8 + lane % 8)) + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-            UNROLL for (int unit = 0; unit < HALF_UNITS; unit++) {
-                const float* x = half[unit] + block * 8;
-                store_matrix_trans(to + unit * 128, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
-            }
-        }
-    }
-    publish_to_async();
-    group_barrier(group);
-    UNROLL for (int r = 0; r < ROWS; r += GROUP_WARPS) {
-        uint64 to = results(turn, shared)[r + warp];
-        Word4 word = *(const Word4 SHARED*)(staged(r + warp) + (lane ^ (r + warp) % 8) * 16);
-        if (to != 0) store_output(global_pointer<uint16>(to) + group * KV_LORA_RANK / 2 + lane * 8, word);
-    }
-}
-
 /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
 DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
                           const Units& units) {
@@ -404,13 +230,13 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, con
     }
 }
 
-/// Adds the tile's values, weighed, to the sums, or begins them. The first half of its units is read when one group of products
+/// Adds the tile's values, weighed, to the sums. The first half of its units is read when one group of products
 /// is still under way.
-DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place, const Units& units) {
+DEVICE void multiply_values(Sums& o, uint32 weights, UnitPlace place, const Units& units) {
     if constexpr (FP8) {
         auto load = [&](Bytes& bytes, int part) { load_values(bytes, units.unit(place.after(part / 2).index), part % 2); };
         auto multiply = [&](int part, int step, const uint32* a) {
-            product_keys_held(o[part], a, rows_operand(weights + step * 32), step > 0 || !first);
+            product_keys_held(o[part], a, rows_operand(weights + step * 32), 1);
         };
         multiply_widened<LATENT_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); }, multiply);
     } else {
@@ -418,8 +244,7 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
         UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
             uint32 values = units.unit(place.after(unit).index);
             UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32),
-                                   step > 0 || !first);
+                product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values + step * 2048), rows_operand(weights + step * 32), 1);
             }
             if (unit == HALF_UNITS - 1) products_commit();
         }
@@ -431,8 +256,13 @@ DEVICE void multiply_values(Sums& o, uint32 weights, bool first, UnitPlace place
 DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared, const Units& units) {
     Part part = find_part(p, item);
     // Queries are asked for before the loaders fill the memory's queues.
-    if (group == FIRST_AHEAD && part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared);
+    auto ask = [&] { if (group == FIRST_AHEAD && part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared); };
+    if (!p.settled) ask();
     Cursor at(p, part);
+    if (p.settled) {
+        take_turn();
+        ask();
+    }
     if (!warp_any(at.more)) return;
     int lane = lane_index();
     uint32 queries = units.base + QUERY_AT;
@@ -444,24 +274,23 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     UnitPlace piece = {0, 0};
     Softmax softmax;
     softmax.begin = at.seq == part.seq ? part.token : 0;
-    Sums o;
     if (group == ahead && at.seq != part.seq) {  // the part's first sequence is empty
         copy_wait<0>();
         load_queries(p, at.seq, first_row, shared);
     }
     NO_UNROLL while (true) {
         if (group == ahead) {
-            Softmax::describe(p, at, first_row, turn, shared);
+            Softmax::describe(p, item, at, first_row, turn, shared);
             receive_queries(shared);
         }
         pair_barrier();
         softmax.begin_piece(turn, shared);
+        Sums o = {};
         int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
         UnitPlace place = piece.after(group * TILE_UNITS);
         UnitPlace last_place = place;
         NO_UNROLL for (int tile = group; tile < tiles; tile += GROUPS) {
             int token = at.token + tile * TILE_TOKENS;
-            bool first = tile < GROUPS;
             // Those of the tile before may still be read by other warps.
             uint32 weights = group_weights + (tile / GROUPS % 2 == 0 ? 0 : WEIGHTS_BYTES);
             float x[SUMS];
@@ -477,15 +306,13 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
                 float factor[LANE_ROWS];
                 softmax.raise(x, factor, group, exchange);
-                if (!first) {
-                    UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
-                        UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] *= factor[i / 4 * 2 + i % 2];
-                    }
+                UNROLL for (int unit = 0; unit < LATENT_UNITS; unit++) {
+                    UNROLL for (int i = 0; i < SUMS; i++) o[unit][i] *= factor[i / 4 * 2 + i % 2];
                 }
                 softmax.store_weights(x, weights);
                 group_barrier(group);
             }
-            multiply_values(o, weights, first, place, units);
+            multiply_values(o, weights, place, units);
             softmax.add(x);
             constexpr int HALF = CACHED_UNITS / 2;
             int held = tile + GROUPS >= tiles ? EXCHANGED_UNITS : 0;
@@ -521,7 +348,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         bool alone = group == 0 && tiles == 1;
         UnitPlace other = piece;
         other.skip((group == ahead || tiles == 1 ? tiles - 1 : tiles - 2) * TILE_UNITS);
-        write_half(o, group, alone, turn, other, shared);
+        write_half(p, o, group, alone, turn, other, shared);
         warp_barrier();
         if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(units.empty(other.after(lane).index));
         if (!more) break;
@@ -541,8 +368,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
-    grid_dependency_wait();
-    grid_dependency_launch();
+    if (!p.settled) take_turn();
     // Lengths are looked up once the schedule has told which: by then they are near.
     if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();

@@ -50,6 +50,13 @@ struct Units {
     }
 };
 
+/// Waits for the kernels before this one, and only then lets the next one begin: so whatever comes before this kernel has ended when
+/// the one after the next begins.
+DEVICE void take_turn() {
+    grid_dependency_wait();
+    grid_dependency_launch();
+}
+
 /// Tokens of a box: the largest power of two that divides a page, up to a tile.
 DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
 
@@ -58,7 +65,7 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
     int token = GATHERS ? Gather::known() : lane_index() * box_tokens(p);
     int column = ((part.token & -TILE_TOKENS) + token) / p.page_size;
     if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
-    return global_pointer<const int>(p.block_table)[quotient(part.seq, num_groups(p)) * p.table_stride + column];
+    return load_now(global_pointer<const int>(p.block_table) + quotient(part.seq, num_groups(p)) * p.table_stride + column);
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
@@ -68,10 +75,11 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     Part part = find_part(p, item);
     int early = early_page(p, part);
     Cursor at(p, part);
+    if (p.settled) take_turn();
     int lane = lane_index();
     int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
-    bool as_part = at.seq == part.seq;
+    bool as_part = !p.settled && at.seq == part.seq;  // else what is early has made the page's entry come near
     int seq = -1;
     int first = 0;  // lane of the tile's first box
     int token = 0;  // of this lane's next box
@@ -119,7 +127,8 @@ DEVICE void gather_units(const DecodeParams& p, int item, const Units& units) {
     Gather rows;
     rows.page_ahead = early_page(p, part);
     Cursor at(p, part);
-    if (at.seq != part.seq) rows.ask(p, at);
+    if (p.settled) take_turn();
+    if (p.settled || at.seq != part.seq) rows.ask(p, at);
     UnitPlace place = {0, 1};
     NO_UNROLL while (at.more) {
         rows.find(p, at);

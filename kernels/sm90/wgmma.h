@@ -104,6 +104,30 @@ DEVICE void barrier_wait(uint32 at, int parity) {
         : "memory");
 }
 
+// ---- what other blocks have written ----
+
+/// Sixteen bytes and four of device memory as of now, past what this unit may remember of them.
+DEVICE Word4 load_word_now(const uint16 GLOBAL* from) {
+    Word4 word;
+    asm volatile("ld.global.cg.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(word.x), "=r"(word.y), "=r"(word.z), "=r"(word.w) : "l"(from));
+    return word;
+}
+DEVICE float load_float_now(const float GLOBAL* from) { return bits_float((uint32)load_now((const int GLOBAL*)from)); }
+
+/// A counter in device memory; what was written before others counted may be read after this, by this thread and those that then meet it.
+DEVICE uint32 load_acquire(const uint32 GLOBAL* from) {
+    uint32 value;
+    asm volatile("ld.acquire.gpu.global.b32 %0, [%1];" : "=r"(value) : "l"(from) : "memory");
+    return value;
+}
+/// Counts up, past `last` to zero, and says from what: likewise, and whatever this thread and those that it has met wrote before is told
+/// to those that count later.
+DEVICE uint32 count_up(uint32 GLOBAL* at, uint32 last) {
+    uint32 before;
+    asm volatile("atom.acq_rel.gpu.global.inc.u32 %0, [%1], %2;" : "=r"(before) : "l"(at), "r"(last) : "memory");
+    return before;
+}
+
 // ---- copies by lanes ----
 
 /// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.

@@ -128,6 +128,10 @@ pub struct DecodeParams {
     pub few_tokens: i32,
     /// Blocks of stage 2 that merge those pieces.
     pub few_blocks: i32,
+    /// 1 where lengths and schedule were final before the kernel before this one began: they may be read before that one has ended.
+    pub settled: i32,
+    /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
+    pub merged_pieces: i32,
     /// Zero.
     pub reserved: i32,
 }
@@ -306,7 +310,7 @@ pub struct ProbeParams {
 }
 
 const _: () = {
-    assert!(size_of::<DecodeParams>() == 288);
+    assert!(size_of::<DecodeParams>() == 296);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);

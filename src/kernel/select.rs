@@ -252,6 +252,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         own_pieces,
         few: beside,
         short_seq_len,
+        merged_pieces: select_sm90::merged_pieces(&split),
         partial_dtype: shape.q_dtype,
         reduce_blocks: if own_pieces {
             few_reduce_blocks(rows, units)

@@ -10,8 +10,8 @@
 //! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 83.1 (110), B4 S131072 H32 154 (208) |
 //! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 144 (155), B64 S4096 79.9 (87), B64 S16384 278 (300), B16 S4096 28.9 (34.3), B4 S16384 28.1 (33.3) |
 //! | over 32, of an fp8 cache | as of a 16-bit one | rows | stage 1 alone beside the keys form of another run with stage 2: B16 S16384 H64 76.9 (107), B128 S4096 H128 273 (390). Fewer tokens than 65,536 are not measured |
-//! | up to 32, of an fp8 cache | 4, 65,536 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111) |
-//! | the others | | portable | B1 S65536 H16 keys of 16 rows 27.7 (35.7), but a single sequence may also be short, which is not measured |
+//! | up to 32, of an fp8 cache | any, 4,096 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B1 S4096 H16 10.9 (12.5), H32 14.1 (15.9), B1 S65536 H16 23.0 (37.8), B2 S2048 H16 10.4 (11.8), B4 S1024 H16 10.4 (11.3), B16 S1024 H16 19.0 (35.9), B8 S2048 H32 16.8 (21.3); captured long but short, B1 S1024 H16 9.9 (9.0), H32 12.9 (11.0) |
+//! | the others | | portable | |
 //!
 //! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these, also beside one
 //! of these in a graph that is captured for more.
@@ -30,6 +30,9 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
+/// Most pieces of a sequence that the keys form merges itself, in blocks of 16 rows over a 16-bit cache. Measured, µs, beside stage 2:
+/// 2 pieces 76.6 (78.1), 3 56.8 (58.6), 4 45.5 (45.6), 8 30.6 (28.3); others are slower with 2 already: 32 rows 84.3 (82.9).
+const KEYS_MERGED_PIECES: i32 = 4;
 /// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
 const STAGES_FP8: u32 = 2;
@@ -42,6 +45,8 @@ const CONVERTERS: u32 = 3;
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
 const MANY_TOKENS: usize = 65_536;
+/// Likewise over an fp8 cache, of however many sequences: the portable form widens one by way of shared memory, and is slower from here on.
+const MANY_TOKENS_FP8: usize = 4096;
 
 /// Tokens of the smallest box worth a bulk copy, of a 16-bit and of an fp8 cache. A page has boxes of the largest power of two that
 /// divides it; rows of smaller ones are gathered, which takes as long whatever the page. Measured, µs:
@@ -73,7 +78,11 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
         return (!few).then(|| rows_variant(base));
     }
-    let many = shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS;
+    let many = if base.kv_dtype.is_fp8() {
+        tokens >= MANY_TOKENS_FP8
+    } else {
+        shape.batch >= MANY_SEQUENCES && tokens >= MANY_TOKENS
+    };
     many.then(|| keys_variant(base, if rows <= 16 { 16 } else { 32 }))
 }
 
@@ -94,6 +103,12 @@ fn keys_variant(base: Variant, block_rows: u32) -> Variant {
     // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up or rows to gather.
     let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather { 288 } else { 384 };
     Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
+}
+
+/// Most pieces of a sequence that a variant merges itself.
+pub(super) fn merged_pieces(variant: &Variant) -> i32 {
+    let merges = variant.form == KEYS_FORM && variant.block_rows == 16 && !variant.kv_dtype.is_fp8();
+    if merges { KEYS_MERGED_PIECES } else { 0 }
 }
 
 /// The variants that [`split`] can give for these types and widths.
@@ -124,8 +139,9 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
     let weights = 4 * rows * TILE_TOKENS * 2;
-    // Of two groups: sums of four warps, maxima and scales of both's sums. Scales of queries; limits, results and slots of two pieces.
-    ring + queries + weights + 2 * (4 + 1 + 2) * rows * 4 + rows * 4 + 2 * (rows * (4 + 16) + 8)
+    // Of two groups: sums of four warps, maxima, scales of both's sums, LSEs and a count. Scales of queries; limits, results
+    // and what else is told of two pieces.
+    ring + queries + weights + 2 * ((4 + 1 + 2 + 1) * rows * 4 + 4) + rows * 4 + 2 * (rows * (4 + 16) + 32)
 }
 
 #[cfg(test)]
@@ -163,8 +179,13 @@ mod tests {
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
+        let merged = [(16, base), (17, base), (16, fp8), (128, base)];
+        let merged = merged.map(|(rows, base)| split(&shape, rows, base, "sm_90a").map(|v| merged_pieces(&v)));
+        assert_eq!(merged, [4, 0, 0, 0].map(Some));
         let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
         assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
+        let one_fp8 = split(&DecodeShape { max_seq_len: 4096, ..one }, 16, fp8, "sm_90a");
+        assert_eq!(one_fp8.map(|variant| variant.form), Some(KEYS_FORM));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (ROWS_FORM, 64)].map(Some));
         let refused = [
@@ -174,7 +195,7 @@ mod tests {
             split(&DecodeShape { max_seq_len: 8192, ..one }, 128, base, "sm_90a"),
             split(&DecodeShape { batch: 3, max_seq_len: 65_536, ..shape }, 32, base, "sm_90a"),
             split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, base, "sm_90a"),
-            split(&DecodeShape { max_seq_len: 4095, ..shape }, 32, fp8, "sm_90a"),
+            split(&DecodeShape { max_seq_len: 4095, ..one }, 32, fp8, "sm_90a"),
             split(&DecodeShape { batch: 2, max_seq_len: 4095, ..shape }, 128, fp8, "sm_90a"),
             split(&shape, 128, Variant { kv_dtype: DType::Fp8E4m3Fnuz, ..base }, "sm_90a"),
             split(&shape, 128, Variant { kv_lora_rank: 256, ..base }, "sm_90a"),

@@ -116,7 +116,7 @@ pub(crate) fn kv_scale(scale: f32, kv_dtype: DType) -> Result<()> {
 /// `i`. Only the pages that a sequence uses are looked at: what lies behind may be anything.
 ///
 /// # Errors
-/// [`Error::SeqLenOutOfRange`] for a negative length or one that the row does not cover; [`Error::Capacity`] for one past `max_seq_len`;
+/// [`Error::SeqLenOutOfRange`] for a negative length or one that the row does not cover or that exceeds `max_seq_len`;
 /// [`Error::PageOutOfRange`] for a page id outside `0..num_pages`.
 pub fn check_batch<'a>(
     seq_lens: &[i32],
@@ -141,15 +141,13 @@ pub(crate) fn used_pages(
     page_size: usize,
     max_seq_len: usize,
 ) -> Result<usize> {
-    let capacity = table_width.saturating_mul(page_size);
-    match usize::try_from(len) {
-        // No wider table would help.
-        Ok(asked) if asked > max_seq_len => {
-            Err(Error::Capacity { what: "tokens of a sequence (max_seq_len)", asked, limit: max_seq_len })
-        }
-        Ok(tokens) if tokens <= capacity => Ok(tokens.div_ceil(page_size)),
-        _ => Err(Error::SeqLenOutOfRange { seq, len: i64::from(len), capacity: capacity.min(max_seq_len) }),
-    }
+    let capacity = table_width.saturating_mul(page_size).min(max_seq_len);
+    let tokens = usize::try_from(len).ok().filter(|&tokens| tokens <= capacity);
+    tokens.map(|tokens| tokens.div_ceil(page_size)).ok_or(Error::SeqLenOutOfRange {
+        seq,
+        len: i64::from(len),
+        capacity,
+    })
 }
 
 /// Checks the pages that sequence `seq` uses.
@@ -176,7 +174,7 @@ mod tests {
         assert!(matches!(check(&[-1, 0], 4), Err(Error::SeqLenOutOfRange { seq: 0, len: -1, .. })));
         assert!(matches!(
             check_batch(&[17], |i| table[i], 16, 4, 16),
-            Err(Error::Capacity { asked: 17, limit: 16, .. })
+            Err(Error::SeqLenOutOfRange { capacity: 16, .. })
         ));
     }
 

@@ -1,10 +1,6 @@
 //! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
 
-mod args;
-
 use std::marker::PhantomData;
-
-use args::row_strides;
 
 use super::cache::KvCache;
 use super::check;
@@ -58,11 +54,13 @@ pub struct DecodeArgs<'a, B: Backend> {
     pub q: &'a Tensor<B>,
     /// The layer's pages. Rows of this step's own tokens must have been written.
     pub kv_cache: &'a KvCache<B>,
-    /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything.
+    /// Page ids, i32 `[batch, table_width]`. What lies behind a sequence's pages may be anything. Each layer reads them in the stream's order:
+    /// they may be written between layers.
     pub block_table: &'a Tensor<B>,
     /// Cached tokens per sequence, this step's own included, i32 `[batch]`. 0 is an empty (padding) sequence. On a GPU the host cannot
     /// see them: lengths are cut to what a row of the table addresses (under [`SplitPolicy::Invariant`] also to the plan's longest), page ids
-    /// outside the cache are not followed.
+    /// outside the cache are not followed. Nothing may write them between [`MlaDecode::schedule`] and the end of the step's last layer: the
+    /// work is cut by them, and layers after the first read them while the layer before may still run.
     pub seq_lens: &'a Tensor<B>,
     /// Attention output in latent space, `[rows, num_heads, kv_lora_rank]` or `[batch, query_len, ..]`, of the queries' type. 0 for
     /// rows that see no token.
@@ -243,7 +241,17 @@ impl<B: Backend> MlaDecode<B> {
         let base =
             DecodeParams { seq_lens: seq_lens.addr(), table_width, ..self.base_params(plan, scratch.views, causal)? };
         let (owner, recording) = (scratch.owner, stream.recording_id());
-        Ok(Scheduled { decode: self, stream, plan, base, owner, causal, recording, _workspace: PhantomData })
+        Ok(Scheduled {
+            decode: self,
+            stream,
+            plan,
+            base,
+            owner,
+            causal,
+            recording,
+            settled: false,
+            _workspace: PhantomData,
+        })
     }
 
     /// [`schedule`](MlaDecode::schedule) and [`attend`](Scheduled::attend) in one, for a single layer.
@@ -302,8 +310,72 @@ impl<B: Backend> MlaDecode<B> {
             few_unit: few_unit as i32,
             few_tokens: check::int("policy", few_tokens)?,
             few_blocks: check::int("policy", plan.decode.few_blocks)?,
+            merged_pieces: plan.decode.merged_pieces,
             ..bytemuck::Zeroable::zeroed()
         })
+    }
+
+    fn check_seq_lens(&self, plan: &Plan<B>, seq_lens: &Tensor<B>) -> Result<()> {
+        if plan.config != self.config || plan.types != [self.q_dtype, self.kv_dtype] {
+            return Err(Error::argument("plan", "made for another layer: plan with the `MlaDecode` that runs it"));
+        }
+        check::dtype("seq_lens", seq_lens, &[DType::I32])?;
+        check::shape("seq_lens", seq_lens, &[plan.decode.shape.batch])?;
+        check::contiguous("seq_lens", seq_lens)
+    }
+
+    /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
+    pub(crate) fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
+        let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
+        let (rank, width) = (self.config.kv_lora_rank, self.config.head_dim());
+        self.check_seq_lens(plan, args.seq_lens)?;
+        check::dtype("block_table", args.block_table, &[DType::I32])?;
+        check::dense_rows("block_table", args.block_table)?;
+        let table_width = match args.block_table.shape() {
+            [rows, table_width] if *rows == batch => *table_width,
+            got => {
+                let expected = format!("[{batch}, table_width]");
+                return Err(Error::Shape { arg: "block_table", expected, got: got.to_vec() });
+            }
+        };
+        let cache = args.kv_cache;
+        if cache.dtype() != self.kv_dtype {
+            return Err(Error::argument("kv_cache", format!("{} where {} was set up", cache.dtype(), self.kv_dtype)));
+        }
+        if (cache.kv_lora_rank(), cache.rope_dim(), cache.page_size())
+            != (rank, self.config.qk_rope_head_dim, self.config.page_size)
+        {
+            return Err(Error::Shape {
+                arg: "kv_cache",
+                expected: format!("[num_pages, {}, {width}]", self.config.page_size),
+                got: cache.latent().shape().to_vec(),
+            });
+        }
+        check::kv_scale(args.kv_scale, self.kv_dtype)?;
+        check::int("block_table", table_width.saturating_mul(self.config.page_size))?;
+        for (arg, tensor, last) in [("q", args.q, width), ("out", &*args.out, rank)] {
+            if tensor.dtype() != self.q_dtype {
+                return Err(Error::argument(arg, format!("{} where {} was set up", tensor.dtype(), self.q_dtype)));
+            }
+            check::dense_rows(arg, tensor)?;
+            check_rows(arg, tensor, batch, query_len, &[num_heads, last])?;
+        }
+        let alignment = plan.kernels.row_alignment;
+        check::aligned("q", args.q, alignment)?;
+        check::aligned("kv_cache", cache.latent(), alignment)?;
+        cache.rope().map_or(Ok(()), |rope| check::aligned("k_rope", rope, alignment))?;
+        check::aligned("out", args.out, alignment.div_ceil(2))?;
+        // A cache without a rope tensor of its own names its latent twice.
+        let inputs = [("q", args.q), ("kv_cache", cache.latent()), ("k_rope", cache.rope().unwrap_or(cache.latent()))];
+        check::disjoint("out", args.out, &inputs)?;
+        if let Some(lse) = args.lse.as_deref() {
+            check::dtype("lse", lse, &[DType::F32])?;
+            check::dense_rows("lse", lse)?;
+            check_rows("lse", lse, batch, query_len, &[num_heads])?;
+            check::disjoint("lse", lse, &inputs)?;
+            check::disjoint("lse", lse, &[("out", args.out)])?;
+        }
+        Ok(table_width)
     }
 }
 
@@ -318,6 +390,10 @@ pub struct Scheduled<'a, B: Backend> {
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
+    // Whether a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all that comes
+    // before it, the plan kernel and whatever wrote the lengths among it: when a later layer begins, both are final. That holds
+    // whatever else is enqueued between layers, as nothing begins before the kernel that is enqueued before it.
+    settled: bool,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
 
@@ -385,6 +461,7 @@ impl<B: Backend> Scheduled<'_, B> {
             lse_stride_token: lse_token,
             num_pages: args.kv_cache.num_pages() as i64,
             kv_scale: args.kv_scale,
+            settled: i32::from(self.settled),
             ..*base
         };
 
@@ -430,6 +507,7 @@ impl<B: Backend> Scheduled<'_, B> {
                 stream.launch(kernel, launch, &params)?;
             }
             stream.launch(&plan.split_kernel, &many_launch, &many_params)?;
+            self.settled = true;
             stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
         }
     }
@@ -447,6 +525,48 @@ impl<B: Backend> Scheduled<'_, B> {
             return Err(Error::argument("causal", "causality and table width must be those that were scheduled"));
         }
         Ok(())
+    }
+}
+
+/// Checks that a tensor is `[batch * query_len, ..rest]` or `[batch, query_len, ..rest]`.
+fn check_rows<B: Backend>(
+    arg: &'static str,
+    tensor: &Tensor<B>,
+    batch: usize,
+    query_len: usize,
+    rest: &[usize],
+) -> Result<()> {
+    let shape = tensor.shape();
+    let fits = match shape.len().checked_sub(rest.len()) {
+        Some(1) => shape[0] == batch * query_len && shape[1..] == *rest,
+        Some(2) => shape[..2] == [batch, query_len] && shape[2..] == *rest,
+        _ => false,
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(Error::Shape {
+            arg,
+            expected: format!("[{}, {rest:?}] or [{batch}, {query_len}, {rest:?}] (flattened)", batch * query_len),
+            got: shape.to_vec(),
+        }),
+    }
+}
+
+/// Strides of sequence, token and head of a tensor that passed [`check_rows`]; an LSE has no further dimension.
+fn row_strides<B: Backend>(arg: &'static str, tensor: &Tensor<B>, batch: usize, query_len: usize) -> Result<[i64; 3]> {
+    let strides = tensor.strides();
+    let dims = if arg == "lse" { 2 } else { 3 };
+    let [sequence, token, head] = match strides.len() - dims {
+        0 => [strides[0] * query_len, strides[0], strides[1]],
+        _ => [strides[0], strides[1], strides[2]],
+    };
+    let last = [batch, query_len, 1]
+        .iter()
+        .zip([sequence, token, head])
+        .try_fold(0_usize, |sum, (extent, stride)| sum.checked_add(extent.saturating_sub(1).checked_mul(stride)?));
+    match last.map(i64::try_from) {
+        Some(Ok(_)) => Ok([sequence as i64, token as i64, head as i64]),
+        _ => Err(Error::argument(arg, "strides overflow")),
     }
 }
 

@@ -1,14 +1,21 @@
-//! The balanced schedule: virtual sequences are cut into parts of equal cost.
-//!
-//! `kernels/mla_plan.cu` writes the same table on the device.
+//! The balanced schedule: how virtual sequences are cut into parts of equal cost. The plan kernel is its device twin.
 
-use super::{PART_WORDS, SNAP_TILES, parts_offset};
+/// A boundary of a balanced schedule this close to a sequence's start or end, in tiles, moves onto it (`c1`).
+pub const SNAP_TILES: i64 = 2;
 
 /// A balanced schedule makes a part longer by one of so many of it, at most, to begin sequences at boundaries.
 const SLACK: i64 = 8;
 
 /// Lengths of a piece that are tried, a thirty-second apart.
 const PIECE_LENGTHS: i64 = 5;
+
+/// Words of one part in the schedule table.
+pub const PART_WORDS: usize = 8;
+
+/// Word of the schedule table at which the parts begin: the slot offsets of `virtual_seqs` sequences come before.
+pub const fn parts_offset(virtual_seqs: usize) -> usize {
+    (virtual_seqs + 1).next_multiple_of(PART_WORDS)
+}
 
 /// Inputs of [`balance`]. All device copies of the algorithm take the same.
 #[derive(Debug, Clone, Copy)]
@@ -19,16 +26,19 @@ pub struct BalanceShape {
     pub num_kv_splits: usize,
     /// Cost of starting a sequence, in tiles.
     pub fixed_cost: i64,
+    /// Most pieces of a sequence that stage 1 merges itself.
+    pub merged_pieces: i64,
 }
 
 /// Cuts virtual sequences of `tiles[v]` tiles into parts of equal cost, and writes the schedule table.
 ///
 /// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
 /// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
-/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, 0}`. A part covers everything from `first_tile` of
+/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, merges}`. A part covers everything from `first_tile` of
 /// `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split` is the split
 /// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
-/// `slot_begin[v] + s`.
+/// `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces: stage 1 then merges them, counting them in
+/// the words before, else stage 2.
 ///
 /// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer by
 /// an eighth at most, every sequence is cut into as few equal pieces as that takes: a piece less to write, read and merge for most
@@ -52,6 +62,7 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
         begin += cut.cost(t);
     }
     let total = begin;
+    let merges = i32::from(cut.most_pieces(tiles.iter().copied().max().unwrap_or(0)) <= shape.merged_pieces);
 
     // Boundary `p`: the sequence it falls into, the tile, and the split that begins there.
     let boundary = |p: usize, mut v: usize, mut begin: i64| -> (usize, i64, [i32; 3]) {
@@ -78,7 +89,7 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
     for p in 0..shape.num_parts {
         let (next_v, next_begin, end) = boundary(p + 1, v, begin);
         parts[p * PART_WORDS..(p + 1) * PART_WORDS]
-            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, 0]);
+            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, merges]);
         (v, begin, first) = (next_v, next_begin, end);
     }
 }
@@ -127,6 +138,11 @@ impl Cut {
             tiles if self.piece > 0 => tiles.div_ceil_(self.piece),
             tiles => tiles + self.fixed,
         }
+    }
+
+    /// Most pieces that a sequence of so many tiles can have, wherever it begins.
+    fn most_pieces(&self, tiles: i32) -> i64 {
+        self.cost(tiles).div_ceil_(self.chunk) + i64::from(self.piece == 0)
     }
 
     /// First boundary that lies strictly inside a sequence beginning at `begin`, and how many there are.
@@ -186,6 +202,10 @@ mod tests {
             slots += if n >= 2 { n } else { 0 };
         }
         assert_eq!(offsets[tiles.len()], slots);
+        let most = pieces.iter().copied().max().unwrap_or(0);
+        for part in parts.chunks(PART_WORDS) {
+            assert!(part[7] == 0 || i64::from(most) <= shape.merged_pieces, "{shape:?} {tiles:?} has {most} pieces");
+        }
         assert!(slots as usize <= 2 * (shape.num_parts - 1));
     }
 
@@ -205,16 +225,17 @@ mod tests {
                 num_parts: 1 + random(140) as usize,
                 num_kv_splits: 1 + random(140) as usize,
                 fixed_cost: 1 + random(5) as i64,
+                merged_pieces: random(6) as i64,
             };
             check(&shape, &tiles);
         }
-        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[64]);
-        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 }, &[0, 0]);
+        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1, merged_pieces: 4 }, &[64]);
+        check(&BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1, merged_pieces: 4 }, &[0, 0]);
     }
 
     /// Slots of all sequences, and tiles of the longest part.
     fn cut(num_parts: usize, tiles: &[i32]) -> (i32, i32) {
-        let shape = BalanceShape { num_parts, num_kv_splits: 256, fixed_cost: 1 };
+        let shape = BalanceShape { num_parts, num_kv_splits: 256, fixed_cost: 1, merged_pieces: 4 };
         check(&shape, tiles);
         let mut table = vec![0; parts_offset(tiles.len()) + num_parts * PART_WORDS];
         balance(&shape, tiles, &mut table);
@@ -240,12 +261,31 @@ mod tests {
     #[test]
     fn equal_long_sequences_are_balanced_within_a_tile_of_the_mean() {
         let tiles = [64; 128];
-        let shape = BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1 };
+        let shape = BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1, merged_pieces: 4 };
         let mut table = vec![0; parts_offset(128) + 132 * PART_WORDS];
         balance(&shape, &tiles, &mut table);
         for part in table[parts_offset(128)..].chunks(PART_WORDS) {
             let work = (part[2] - part[0]) * 64 + part[3] - part[1];
             assert!(work <= 64 + 2 * SNAP_TILES as i32, "{part:?}");
         }
+    }
+
+    #[test]
+    fn stage_1_merges_where_no_sequence_can_have_too_many_pieces() {
+        let merges = |merged_pieces, tiles: &[i32]| {
+            let shape = BalanceShape { num_parts: 132, num_kv_splits: 256, fixed_cost: 1, merged_pieces };
+            let mut table = vec![0; parts_offset(tiles.len()) + 132 * PART_WORDS];
+            balance(&shape, tiles, &mut table);
+            let parts = &table[parts_offset(tiles.len())..];
+            let words: Vec<i32> = parts.chunks(PART_WORDS).map(|part| part[7]).collect();
+            assert!(words.iter().all(|&word| word == words[0]), "{words:?}");
+            words[0] == 1
+        };
+        assert!(merges(2, &[64; 64]) && merges(4, &[64; 32]) && merges(1, &[64; 132]), "2, 4 and 1 pieces each");
+        assert!(!merges(1, &[64; 64]) && !merges(3, &[64; 32]) && !merges(4, &[64; 16]));
+        let mut skewed = [64; 64];
+        skewed[7] = 2048;
+        assert!(!merges(4, &skewed), "one of many pieces among many of few");
+        assert!(!merges(0, &[64; 132]), "of a form that merges none");
     }
 }

@@ -219,7 +219,7 @@ impl<B: GraphBackend> DecodeSession<B> {
     /// [`synchronize`](DecodeSession::synchronize) waits.
     ///
     /// # Errors
-    /// [`Error::Capacity`] for more sequences, tokens or tokens of one sequence than declared; [`Error::Argument`] for a query length outside
+    /// [`Error::Capacity`] for more sequences or tokens than declared; [`Error::Argument`] for a query length outside
     /// `1..=1 + num_spec_tokens` or tables that are missing; [`Error::SeqLenOutOfRange`], [`Error::PageOutOfRange`]; what
     /// `enqueue` returns; [`Error::Driver`]. The session is usable afterwards.
     pub fn step<T: AsRef<[i32]>>(

@@ -178,7 +178,7 @@ fn a_callback_that_fails_gives_the_step_up_and_the_session_goes_on() {
     assert!(last_error().contains("`q`"), "{}", last_error());
     running.engine.decode.q = q;
 
-    assert_eq!(running.step(&[MAX_LEN + 1], &mut report), lw_status::LW_ERROR_CAPACITY);
+    assert_eq!(running.step(&[MAX_LEN + 1], &mut report), lw_status::LW_ERROR_OUT_OF_RANGE);
     assert_eq!(running.step(&[1; MAX_SEQS + 1], &mut report), lw_status::LW_ERROR_CAPACITY);
     ok(running.step(&[5, 6], &mut report));
     running.check(&backend, &[5, 6]);

@@ -162,7 +162,7 @@ impl Problem {
         if self.kv_dtype == DType::U8 { KvCache::ds_mla(&cache) } else { KvCache::joined(&cache, &self.config) }
     }
 
-    /// Runs the step. Outputs and scratch are poisoned first.
+    /// Runs the step, as two layers over the same inputs that must write the same bits. Outputs and scratch are poisoned first.
     pub(crate) fn run<B: Backend>(&self, backend: &B) -> Result<Outcome> {
         self.run_with_lens(backend, &self.seq_lens)
     }
@@ -177,29 +177,33 @@ impl Problem {
         let kv_cache = self.kv_cache(backend)?;
         let block_table = Tensor::from_slice(backend, [batch, self.table_width()], &self.block_table)?;
         let seq_lens = Tensor::from_slice(backend, [batch], seq_lens)?;
-        let mut out = poisoned(backend, [batch, self.query_len, heads, rank], self.q_dtype)?;
-        let mut lse = poisoned(backend, [batch, self.query_len, heads], DType::F32)?;
+        let out_of = || poisoned(backend, [batch, self.query_len, heads, rank], self.q_dtype);
+        let lse_of = || poisoned(backend, [batch, self.query_len, heads], DType::F32);
+        let mut layers = [(out_of()?, lse_of()?), (out_of()?, lse_of()?)];
         let mut workspace = Workspace::new(backend, 1)?;
         let [_, partial_lse] = scratch(backend, plan.decode(), &mut workspace)?;
 
         let stream = Stream::new(backend)?;
-        let args = DecodeArgs {
-            q: &q,
-            kv_cache: &kv_cache,
-            block_table: &block_table,
-            seq_lens: &seq_lens,
-            out: &mut out,
-            lse: Some(&mut lse),
-            kv_scale: self.kv_scale,
-            causal: self.causal,
-        };
-        decode.run(&stream, &plan, &mut workspace, args)?;
+        let mut step = decode.schedule(&stream, &plan, &mut workspace, &seq_lens, self.table_width(), self.causal)?;
+        for (out, lse) in &mut layers {
+            step.attend(DecodeArgs {
+                q: &q,
+                kv_cache: &kv_cache,
+                block_table: &block_table,
+                seq_lens: &seq_lens,
+                out,
+                lse: Some(lse),
+                kv_scale: self.kv_scale,
+                causal: self.causal,
+            })?;
+        }
         stream.synchronize()?;
-        let mut bits = bytes(backend, &out);
-        bits.extend(bytes(backend, &lse));
+        let [bits, again] = layers.each_ref().map(|(out, lse)| [bytes(backend, out), bytes(backend, lse)].concat());
+        assert!(bits == again, "the second layer's results differ from the first's");
+        let [(out, lse), _] = &layers;
         Ok(Outcome {
-            out: values(backend, &out),
-            lse: values(backend, &lse),
+            out: values(backend, out),
+            lse: values(backend, lse),
             bits,
             partial_lse: values(backend, &partial_lse),
         })

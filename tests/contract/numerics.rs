@@ -80,6 +80,7 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
             num_parts: plan.decode().num_parts,
             num_kv_splits: plan.decode().num_kv_splits,
             fixed_cost: i64::from(plan.kernels().fixed_cost),
+            merged_pieces: i64::from(plan.decode().merged_pieces),
         };
         balance(&shape, &tiles, &mut want);
         assert_eq!(table.to_vec::<i32>(backend).unwrap(), want, "round {round}: {batch} x {query_len}, {lens:?}");

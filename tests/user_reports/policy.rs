@@ -166,6 +166,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         own_pieces: false,
         few: None,
         short_seq_len: None,
+        merged_pieces: 0,
         partial_dtype: DType::F32,
         reduce_blocks: 64,
         row_alignment: 1,

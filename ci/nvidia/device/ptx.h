@@ -87,6 +87,17 @@ template <typename T>
 inline void ld_global_cg_b32(T& d, uint64_t from) {
     d = *(const volatile T*)from;
 }
+inline void ld_global_cg_v4_b32(Group<uint32_t, 4> d, uint64_t from) {
+    if (from % 16 != 0) machine::fail("16 bytes loaded from %#llx", (unsigned long long)from);
+    for (int i = 0; i < 4; i++) *d.at[i] = ((const volatile uint32_t*)from)[i];
+}
+// Blocks take turns only where a thread waits, so these are whole, and in order.
+inline void ld_acquire_gpu_global_b32(uint32_t& d, uint64_t from) { d = *(const volatile uint32_t*)from; }
+inline void atom_acq_rel_gpu_global_inc_u32(uint32_t& d, uint64_t at, uint32_t last) {
+    auto& word = *(volatile uint32_t*)at;
+    d = word;
+    word = d >= last ? 0 : d + 1;
+}
 // A prefetch may name any address.
 inline void prefetch_global_L2(uint64_t) {}
 inline void prefetch_tensormap(uint64_t) {}

@@ -219,6 +219,7 @@ impl Backend for Host {
             own_pieces: false,
             few: None,
             short_seq_len: None,
+            merged_pieces: 0,
             partial_dtype: DType::F32,
             reduce_blocks: 1,
             row_alignment: 1,

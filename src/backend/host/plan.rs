@@ -19,6 +19,7 @@ pub(super) unsafe fn run(p: &DecodeParams, tiles: &mut Vec<i32>) -> Result<()> {
         num_parts: p.num_parts as usize,
         num_kv_splits: p.num_kv_splits as usize,
         fixed_cost: i64::from(p.fixed_cost),
+        merged_pieces: i64::from(p.merged_pieces),
     };
     let words = parts_offset(step.virtual_seqs) + shape.num_parts * PART_WORDS;
     // SAFETY: the schedule has this many words, and the launch owns them.

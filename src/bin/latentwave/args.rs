@@ -46,9 +46,6 @@ pub(crate) struct TypeArgs {
     /// Element type of the cache: that of the queries unless fp8_e4m3 or fp8_e4m3fnuz (AMD gfx942) is named.
     #[arg(long, value_name = "TYPE", value_parser = dtype, help_heading = "Model")]
     pub(crate) kv_dtype: Option<DType>,
-    /// Scale of an fp8 cache: a cached value is its byte's times this.
-    #[arg(long, default_value_t = 1.0, value_name = "X", help_heading = "Model")]
-    pub(crate) kv_scale: f32,
 }
 
 impl TypeArgs {

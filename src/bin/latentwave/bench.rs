@@ -25,7 +25,7 @@ use point::Point;
 /// cache cold; the reduce is part of the time of a layer, the plan, once per graph as in a step, is shared out. Some rows of every result are checked against float64.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
-    /// Points: `small`, `gpu`, or written out and set apart by commas, measured as often as named: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
+    /// Points: `small`, `gpu`, or written out and set apart by commas: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
     #[arg(long, value_name = "LIST", default_value = "small")]
     points: String,
     /// Least seconds spent on each point.
@@ -72,7 +72,6 @@ struct File<'a> {
     driver: &'a str,
     dtype: String,
     kv_dtype: String,
-    kv_scale: f32,
     page_size: usize,
     seed: u64,
     ceilings: Ceilings,
@@ -113,7 +112,6 @@ impl Job for Bench<'_> {
         let method = Method {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
-            kv_scale: args.types.kv_scale,
             policy: args.split_policy,
             portable: args.portable,
             pool_bytes: args
@@ -127,19 +125,20 @@ impl Job for Bench<'_> {
             burst: args.burst,
             seed: args.seed,
         };
-        let units = text::plural(info.num_compute_units, "compute unit");
-        println!("{}: {} ({}), {units}", info.backend, info.name, info.arch);
+        println!("{}: {} ({}), {} compute units", info.backend, info.name, info.arch, info.num_compute_units);
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
-        let ceilings = ceilings::measure(backend, args.burst)?;
         interrupt::catch();
+        let ceilings = ceilings::measure(backend, args.burst)?;
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
         for point in &points {
+            if interrupt::caught() {
+                break;
+            }
             bar.set_message(point.to_string());
-            let Some(measurement) = measure::measure(backend, &mla, point, &method)? else { break };
-            measurements.push(measurement);
+            measurements.push(measure::measure(backend, &mla, point, &method)?);
             bar.inc(1);
         }
         bar.finish_and_clear();
@@ -153,7 +152,6 @@ impl Job for Bench<'_> {
                 driver: &info.driver_version,
                 dtype: method.q_dtype.to_string(),
                 kv_dtype: method.kv_dtype.to_string(),
-                kv_scale: method.kv_scale,
                 page_size: mla.page_size,
                 seed: args.seed,
                 ceilings,

@@ -115,16 +115,22 @@ impl Job for Gain<'_> {
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         let Self { args, mla } = self;
         let info = backend.device();
-        let (layers, tokens) = (text::plural(args.layers, "layer"), text::plural(args.seq_len, "token"));
-        println!("{}: {} ({}), {layers} of {tokens}", info.backend, info.name, info.arch);
+        println!(
+            "{}: {} ({}), {} of {}",
+            info.backend,
+            info.name,
+            info.arch,
+            text::plural(args.layers, "layer"),
+            text::plural(args.seq_len, "token")
+        );
         interrupt::catch();
         let mut rows = Vec::new();
         for &heads in &args.heads {
             for &batch in &args.batch {
-                let step = StepData::new(backend, MlaConfig { num_heads: heads, ..mla }, batch, args)?;
                 if interrupt::caught() {
                     break;
                 }
+                let step = StepData::new(backend, MlaConfig { num_heads: heads, ..mla }, batch, args)?;
                 let mut results = Vec::new();
                 for way in [Way::AllocatePerCall, Way::Reserved, Way::FullGraph] {
                     rows.push(step.measure(backend, way, args)?);
@@ -154,7 +160,6 @@ struct StepData<B: GraphBackend> {
     // Bytes, so that results can be compared whatever their type.
     out: Tensor<B>,
     out_rows: Tensor<B>,
-    kv_scale: f32,
 }
 
 impl<B: GraphBackend> StepData<B> {
@@ -178,10 +183,8 @@ impl<B: GraphBackend> StepData<B> {
         let q = Rows::random(q_dtype, batch, mla.num_heads * mla.head_dim(), &mut rng);
         let page = Rows::random(kv_dtype, mla.page_size, mla.head_dim(), &mut rng);
         let bytes = page.bytes(0..mla.page_size).repeat(batch * pages);
-        // At Ctrl-C no further one is made: the step is not run.
-        let caches = (0..args.layers)
-            .take_while(|_| !interrupt::caught())
-            .map(|_| KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla));
+        let caches =
+            (0..args.layers).map(|_| KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla));
         let elements = batch * mla.num_heads * mla.kv_lora_rank;
         let out = Tensor::zeros(backend, [elements * q_dtype.size()], latentwave::DType::U8)?;
         let (rank, shape) = (mla.kv_lora_rank, [batch, mla.num_heads, mla.kv_lora_rank]);
@@ -196,7 +199,6 @@ impl<B: GraphBackend> StepData<B> {
             plan,
             out,
             out_rows,
-            kv_scale: args.types.kv_scale,
         })
     }
 
@@ -212,7 +214,7 @@ impl<B: GraphBackend> StepData<B> {
                 seq_lens: &self.seq_lens,
                 out: &mut self.out_rows.clone(),
                 lse: None,
-                kv_scale: self.kv_scale,
+                kv_scale: 1.0,
                 causal: true,
             })
         })
@@ -250,7 +252,7 @@ impl<B: GraphBackend> StepData<B> {
         let (mut steps, mut issues) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
         let (time, begin) = (args::seconds("time", args.time)?, Instant::now());
         let mut host_allocations = 0;
-        while begin.elapsed() < time && steps.len() < 1 << 16 && !interrupt::caught() || steps.is_empty() {
+        while begin.elapsed() < time && steps.len() < 1 << 16 || steps.is_empty() {
             let (start, before) = (Instant::now(), alloc::allocations());
             enqueue()?;
             issues.push(start.elapsed().as_secs_f64() * 1e6);

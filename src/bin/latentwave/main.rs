@@ -36,7 +36,7 @@ const INTERRUPTED: u8 = 130;
 
 const EXIT_STATUS: &str = "Exit status:\n  \
     0    done\n  \
-    1    an error, such as too little memory, explained on standard error\n  \
+    1    an error, explained on standard error\n  \
     2    arguments that cannot be understood\n  \
     3    a result differs from float64 by more than it may\n  \
     130  ended by Ctrl-C; what was measured so far has been shown and written";

@@ -48,6 +48,9 @@ pub(crate) struct Args {
     layers: String,
     #[command(flatten)]
     types: TypeArgs,
+    /// Scale of an fp8 cache: a cached value is its byte's times this.
+    #[arg(long, default_value_t = 1.0, value_name = "X", help_heading = "Model")]
+    kv_scale: f32,
 
     /// Sequences that decode at once.
     #[arg(long, default_value_t = 16, value_name = "N", help_heading = "Batching")]
@@ -194,7 +197,7 @@ impl Job for Replay<'_> {
 
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         // First of all: the handler's thread has started, and allocated what it needs, before steps are counted.
-        interrupt::install();
+        interrupt::catch();
         let Self { args, limits, .. } = &self;
         // The session refuses limits that cannot be before lists of that length are made.
         let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
@@ -207,7 +210,6 @@ impl Job for Replay<'_> {
             );
             return Err(Error::argument("trace", problem));
         }
-        interrupt::catch();
         let mut setting = self.setting(backend, &engine);
         for line in report::heading(&setting) {
             println!("{line}");
@@ -239,7 +241,7 @@ impl Replay<'_> {
         SessionConfig {
             q_dtype: args.types.dtype,
             kv_dtype: args.types.kv(),
-            kv_scale: args.types.kv_scale,
+            kv_scale: args.kv_scale,
             max_num_batched_tokens: limits.max_num_batched_tokens,
             num_spec_tokens: limits.spec_tokens,
             policy: args.split_policy,
@@ -300,9 +302,8 @@ impl Replay<'_> {
                     clock += measure.record.seconds;
                     measure.record.generated = made.decoded;
                     bar.set_message(format!(
-                        "{}, {} cached tokens",
-                        text::plural(measure.record.sequences, "sequence"),
-                        measure.record.context_tokens
+                        "{} sequences, {} cached tokens",
+                        measure.record.sequences, measure.record.context_tokens
                     ));
                     measured.record(measure.service, measure.record);
                 }

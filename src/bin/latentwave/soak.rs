@@ -111,24 +111,19 @@ impl Job for Soak<'_> {
         let tally = tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
         println!("{}", tally.table(start.elapsed()));
         if let Some((index, problem, fault)) = tally.first_fault {
-            let (what, outcome) = ending(fault);
             let small = if args.small { " --small" } else { "" };
             let few = if args.few { " --few" } else { "" };
+            let what = if matches!(fault, Fault::Wrong(_)) { "miss: " } else { "" };
             eprintln!(
-                "{what}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
+                "{what}{fault}\nproblem {index}: {problem}\nagain: latentwave soak --backend {} --device {}{small}{few} --only {seed}:{index}",
                 info.backend, info.index
             );
-            return outcome;
+            return match fault {
+                Fault::Wrong(_) => Ok(Outcome::Missed),
+                Fault::Failed(_, error) => Err(error),
+            };
         }
         Ok(if interrupt::caught() { Outcome::Interrupted } else { Outcome::Done })
-    }
-}
-
-/// What is said of a fault before its problem is named, and how the command ends: only a wrong result is a miss.
-fn ending(fault: Fault) -> (String, Result<Outcome>) {
-    match fault {
-        Fault::Wrong(miss) => (format!("miss: {miss}"), Ok(Outcome::Missed)),
-        Fault::Failed(error) => ("not run to its end".to_owned(), Err(error)),
     }
 }
 
@@ -159,9 +154,9 @@ struct Count {
 }
 
 impl Tally {
-    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Option<Passed>, Fault>) {
+    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, Fault>) {
         match result {
-            Ok(Some(Passed { kernel, launches, errors })) => {
+            Ok(Passed { kernel, launches, errors }) => {
                 let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
                 let types = [q_dtype, kv_dtype];
                 let form = Form { form, gather, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
@@ -174,7 +169,7 @@ impl Tally {
             Err(fault) if self.first_fault.as_ref().is_none_or(|(first, ..)| index < *first) => {
                 self.first_fault = Some((index, problem.to_string(), fault));
             }
-            Ok(None) | Err(_) => {}
+            Err(_) => {}
         }
     }
 
@@ -204,19 +199,5 @@ impl Tally {
         lines.push(["all", "", "", ""].map(str::to_owned).into_iter().chain(cells(&all)).collect());
         let right = text::plural(all.problems, "problem");
         format!("{}\n{right} right in {}", text::table(&lines, 2), text::seconds(time.as_secs_f64()))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_a_wrong_result_is_a_miss() {
-        assert!(
-            matches!(ending(Fault::Wrong("out is NaN".to_owned())), (said, Ok(Outcome::Missed)) if said.contains("NaN"))
-        );
-        let full = Error::OutOfMemory { backend: "host", bytes: 1, purpose: "a test" };
-        assert!(matches!(ending(full.into()), (_, Err(Error::OutOfMemory { .. }))));
     }
 }

@@ -9,7 +9,6 @@ use latentwave::{
 use serde::Serialize;
 
 use super::point::Point;
-use crate::interrupt;
 use crate::rng::Rng;
 use crate::rows::{self, Rows};
 
@@ -27,7 +26,6 @@ const CHECKED_ROWS: usize = 8;
 pub(crate) struct Method {
     pub(crate) q_dtype: DType,
     pub(crate) kv_dtype: DType,
-    pub(crate) kv_scale: f32,
     pub(crate) policy: SplitPolicy,
     /// Whether kernels made for one architecture alone are left out.
     pub(crate) portable: bool,
@@ -93,7 +91,7 @@ struct Inputs<B: GraphBackend> {
     lens: Vec<i32>,
 }
 
-/// Measures a point; `None` at Ctrl-C, as a point without its check is none.
+/// Measures a point.
 ///
 /// # Errors
 /// [`OutOfMemory`](latentwave::Error::OutOfMemory) where the point does not fit the device, and what capture and launch return.
@@ -102,10 +100,10 @@ pub(crate) fn measure<B: GraphBackend>(
     mla: &MlaConfig,
     point: &Point,
     method: &Method,
-) -> Result<Option<Measurement>> {
+) -> Result<Measurement> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
     let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?.portable(method.portable);
-    let Some(inputs) = Inputs::new(backend, &mla, point, method)? else { return Ok(None) };
+    let inputs = Inputs::new(backend, &mla, point, method)?;
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
     let longest = longest.max(method.max_seq_len);
     let plan = decode.plan(point.batch, point.query_len, longest, method.policy)?;
@@ -129,7 +127,7 @@ pub(crate) fn measure<B: GraphBackend>(
                 seq_lens: &inputs.seq_lens,
                 out: &mut out,
                 lse: None,
-                kv_scale: method.kv_scale,
+                kv_scale: 1.0,
                 causal: true,
             };
             step.attend(args)
@@ -145,16 +143,13 @@ pub(crate) fn measure<B: GraphBackend>(
         Ok((start.elapsed().as_secs_f64(), issued.as_secs_f64()))
     };
     let warm_up = Instant::now();
-    while warm_up.elapsed() < method.time / 5 && !interrupt::caught() {
+    while warm_up.elapsed() < method.time / 5 {
         replay()?;
     }
     let mut times = Vec::new();
     let mut issues = Vec::new();
     let start = Instant::now();
     while start.elapsed() < method.time || times.len() < 3 {
-        if interrupt::caught() {
-            return Ok(None);
-        }
         let (time, issue) = replay()?;
         times.push(time);
         issues.push(issue);
@@ -163,10 +158,9 @@ pub(crate) fn measure<B: GraphBackend>(
     issues.sort_by(f64::total_cmp);
     let burst = if method.burst { Some(after_rests(|| Ok(replay()?.0))?) } else { None };
 
-    let Some(error) = inputs.error(backend, &mla, point, &out, method)? else { return Ok(None) };
     let us = |seconds: f64| seconds * 1e6 / launches as f64;
     let tokens: usize = inputs.lens.iter().map(|&len| len as usize).sum();
-    Ok(Some(Measurement {
+    Ok(Measurement {
         point: point.to_string(),
         us: us(times[times.len() / 2]),
         us_min: us(times[0]),
@@ -175,7 +169,7 @@ pub(crate) fn measure<B: GraphBackend>(
         issue_us: us(issues[issues.len() / 2]),
         kv_bytes: tokens * mla.head_dim() * method.kv_dtype.size(),
         flops: 2.0 * (tokens * point.query_len * mla.num_heads) as f64 * (mla.head_dim() + mla.kv_lora_rank) as f64,
-        error,
+        error: inputs.error(backend, &mla, point, &out, method)?,
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
@@ -183,7 +177,7 @@ pub(crate) fn measure<B: GraphBackend>(
             Some(few) => format!("{} or {}", few.split, plan.kernels().split),
             None => plan.kernels().split.to_string(),
         },
-    }))
+    })
 }
 
 /// Median of a few times that `once` takes, each after the device has rested.
@@ -215,8 +209,7 @@ fn repeat_rows<B: GraphBackend>(backend: &B, cache: &Tensor<B>, rows: &Rows) -> 
 }
 
 impl<B: GraphBackend> Inputs<B> {
-    /// `None` at Ctrl-C.
-    fn new(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Option<Self>> {
+    fn new(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Self> {
         let mut rng = Rng::new(method.seed);
         let lens = point.seq_lens(method.seed);
         let pages_of = |len: i32| (len as usize).div_ceil(mla.page_size);
@@ -244,19 +237,15 @@ impl<B: GraphBackend> Inputs<B> {
         let kv_rows = Rows::random(method.kv_dtype, DISTINCT_ROWS, mla.head_dim(), &mut rng);
         let layer_bytes = num_pages * mla.page_size * mla.head_dim() * method.kv_dtype.size();
         let layers = method.pool_bytes.div_ceil(layer_bytes).clamp(1, method.max_layers);
-        let caches = (0..layers).take_while(|_| !interrupt::caught()).map(|_| {
+        let caches = (0..layers).map(|_| {
             let cache = Tensor::empty(backend, [num_pages, mla.page_size, mla.head_dim()], method.kv_dtype)?;
             repeat_rows(backend, &cache, &kv_rows)?;
             KvCache::joined(&cache, mla)
         });
-        let caches = caches.collect::<Result<_>>()?;
-        if interrupt::caught() {
-            return Ok(None);
-        }
         let rows = point.batch * point.query_len;
         let q_rows = Rows::random(method.q_dtype, rows, mla.num_heads * mla.head_dim(), &mut rng);
-        Ok(Some(Self {
-            caches,
+        Ok(Self {
+            caches: caches.collect::<Result<_>>()?,
             q: Tensor::from_bytes(
                 backend,
                 [rows, mla.num_heads, mla.head_dim()],
@@ -269,25 +258,15 @@ impl<B: GraphBackend> Inputs<B> {
             pages,
             seq_lens: Tensor::from_slice(backend, [point.batch], &lens)?,
             lens,
-        }))
+        })
     }
 
-    /// Largest error of some rows of the output; `None` at Ctrl-C.
-    fn error(
-        &self,
-        backend: &B,
-        mla: &MlaConfig,
-        point: &Point,
-        out: &Tensor<B>,
-        method: &Method,
-    ) -> Result<Option<f64>> {
+    /// Largest error of some rows of the output.
+    fn error(&self, backend: &B, mla: &MlaConfig, point: &Point, out: &Tensor<B>, method: &Method) -> Result<f64> {
         let mut rng = Rng::new(method.seed ^ 0x0c4e_c4ed);
         let mut worst = 0.0_f64;
         let width = mla.head_dim();
         for _ in 0..CHECKED_ROWS {
-            if interrupt::caught() {
-                return Ok(None);
-            }
             let (seq, token, head) = (rng.below(point.batch), rng.below(point.query_len), rng.below(mla.num_heads));
             let row = seq * point.query_len + token;
             let seen = (self.lens[seq] as usize + token + 1).saturating_sub(point.query_len);
@@ -295,13 +274,12 @@ impl<B: GraphBackend> Inputs<B> {
             let cached_row = |token: usize, to: &mut [f64]| {
                 let page = self.pages[seq][token / mla.page_size] as usize;
                 let row = (page * mla.page_size + token % mla.page_size) % DISTINCT_ROWS;
-                let values = self.kv_rows.values(row, 0..width);
-                to.iter_mut().zip(values).for_each(|(to, value)| *to = value * f64::from(method.kv_scale));
+                to.copy_from_slice(&self.kv_rows.values(row, 0..width));
             };
             let wanted = reference::attend(&q, mla.kv_lora_rank, seen, f64::from(mla.sm_scale), 0.0, cached_row).out;
             let got = rows::read(backend, &out.narrow(0, row..row + 1)?.narrow(1, head..head + 1)?)?;
             worst = worst.max(rows::error(&got, &wanted));
         }
-        Ok(Some(worst))
+        Ok(worst)
     }
 }

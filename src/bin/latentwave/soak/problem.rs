@@ -122,6 +122,8 @@ pub(super) struct Problem {
     pub(super) planned: usize,
     /// Captured once and replayed for every round; else each round is enqueued anew.
     pub(super) graph: bool,
+    /// Layers of a step. All read the same; only the last one's results are looked at.
+    pub(super) layers: usize,
     /// Whether the LSE is asked for.
     pub(super) lse: bool,
     /// Without the kernels that are made for one architecture alone.
@@ -258,6 +260,7 @@ impl Problem {
             cached,
             numbers: SplitMix64::new(rng.next_u64()),
             checked_rows: size.checked_rows,
+            layers: 1 + rng.below(3),
         }
     }
 
