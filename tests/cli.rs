@@ -409,6 +409,26 @@ fn ctrl_c_shows_what_was_measured() {
 }
 
 #[test]
+#[cfg(unix)]
+fn ctrl_c_ends_what_would_take_minutes() {
+    for args in [
+        &["bench", "--points", "B1 S64 H2, B1 S80 H2", "--pool", "1", "--time", "300"][..],
+        &["gain", "--batch", "1", "--heads", "2", "--seq-len", "64", "--time", "300"],
+        &["soak", "--seconds", "300"],
+    ] {
+        let mut child = program().args(args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        out.read_line(&mut String::new()).unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(500));
+        let pressed = std::time::Instant::now();
+        assert!(Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap().success());
+        out.read_to_string(&mut String::new()).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{args:?}");
+        assert!(pressed.elapsed().as_secs() < 60, "{args:?} took {:?}", pressed.elapsed());
+    }
+}
+
+#[test]
 fn outputs_are_tried_before_anything_runs_and_no_input_is_written_over() {
     let trace = Scratch::holding(".csv", TRACE);
     let started = std::time::Instant::now();

@@ -8,7 +8,7 @@ use half::bf16;
 use latentwave::graph::{CaptureState, RuntimeMode};
 use latentwave::session::{DecodeSession, SessionConfig, StepBatch};
 use latentwave::testing::SplitMix64;
-use latentwave::{DType, Error, GraphBackend, GraphMode, MlaDecode, SplitPolicy, Tensor};
+use latentwave::{DType, Error, GraphBackend, GraphMode, KvCache, MlaConfig, MlaDecode, SplitPolicy, Tensor};
 
 on_every_backend!(
     replays_see_new_lengths_tables_and_pages,
@@ -28,6 +28,7 @@ on_every_backend!(
     outputs_that_overlap_any_input_are_refused,
     a_step_tells_which_graphs_serve_it,
     short_sequences_have_graphs_of_their_own_where_that_is_faster,
+    a_step_writes_only_caches_of_its_session,
 );
 
 fn session<B: GraphBackend>(backend: &B, config: SessionConfig) -> DecodeSession<B> {
@@ -201,6 +202,27 @@ fn every_legal_shape_fits_what_was_reserved<B: GraphBackend>(backend: &B) {
             let served = engine.step(query_len, &lens, &tables).expect("a legal step");
             assert_eq!(served.num_tokens, batch * query_len);
         }
+    }
+}
+
+fn a_step_writes_only_caches_of_its_session<B: GraphBackend>(backend: &B) {
+    let mut engine = engine(backend, config(2, 0), 1, 12);
+    let mla = engine.session.config().mla;
+    let kv_c = Tensor::zeros(backend, [2, mla.kv_lora_rank], DType::BF16).expect("rows");
+    let k_pe = Tensor::zeros(backend, [2, mla.qk_rope_head_dim], DType::BF16).expect("rows");
+    let mut write = |dtype, mla: MlaConfig| {
+        let cache = KvCache::zeros(backend, 4, &mla, dtype).expect("cache");
+        let k_pe = (mla.qk_rope_head_dim > 0).then_some(&k_pe);
+        engine.session.step(&StepBatch::decode(1, &[1], &[[0]]), |step| step.write_cache(&kv_c, k_pe, &cache))
+    };
+    assert!(write(DType::BF16, mla).is_ok());
+    assert!(matches!(write(DType::F16, mla), Err(Error::Argument { arg: "kv_cache", .. })));
+    for other in [
+        MlaConfig { page_size: mla.page_size * 2, ..mla },
+        MlaConfig { kv_lora_rank: mla.kv_lora_rank / 2, ..mla },
+        MlaConfig { qk_rope_head_dim: 0, ..mla },
+    ] {
+        assert!(matches!(write(DType::BF16, other), Err(Error::Shape { arg: "kv_cache", .. })), "{other:?}");
     }
 }
 

@@ -1,6 +1,10 @@
 //! Decode attention: plan → stage 1 (splits) → stage 2 (reduce).
 
+mod args;
+
 use std::marker::PhantomData;
+
+use args::row_strides;
 
 use super::cache::KvCache;
 use super::check;
@@ -314,69 +318,6 @@ impl<B: Backend> MlaDecode<B> {
             ..bytemuck::Zeroable::zeroed()
         })
     }
-
-    fn check_seq_lens(&self, plan: &Plan<B>, seq_lens: &Tensor<B>) -> Result<()> {
-        if plan.config != self.config || plan.types != [self.q_dtype, self.kv_dtype] {
-            return Err(Error::argument("plan", "made for another layer: plan with the `MlaDecode` that runs it"));
-        }
-        check::dtype("seq_lens", seq_lens, &[DType::I32])?;
-        check::shape("seq_lens", seq_lens, &[plan.decode.shape.batch])?;
-        check::contiguous("seq_lens", seq_lens)
-    }
-
-    /// Checks the tensors against each other, the plan and the configuration. Returns the table's width.
-    pub(crate) fn check_args(&self, plan: &Plan<B>, args: &DecodeArgs<'_, B>) -> Result<usize> {
-        let PlanShape { batch, query_len, num_heads, .. } = plan.decode.shape;
-        let (rank, width) = (self.config.kv_lora_rank, self.config.head_dim());
-        self.check_seq_lens(plan, args.seq_lens)?;
-        check::dtype("block_table", args.block_table, &[DType::I32])?;
-        check::dense_rows("block_table", args.block_table)?;
-        let table_width = match args.block_table.shape() {
-            [rows, table_width] if *rows == batch => *table_width,
-            got => {
-                let expected = format!("[{batch}, table_width]");
-                return Err(Error::Shape { arg: "block_table", expected, got: got.to_vec() });
-            }
-        };
-        let cache = args.kv_cache;
-        if cache.dtype() != self.kv_dtype {
-            return Err(Error::argument("kv_cache", format!("{} where {} was set up", cache.dtype(), self.kv_dtype)));
-        }
-        if (cache.kv_lora_rank(), cache.rope_dim(), cache.page_size())
-            != (rank, self.config.qk_rope_head_dim, self.config.page_size)
-        {
-            return Err(Error::Shape {
-                arg: "kv_cache",
-                expected: format!("[num_pages, {}, {width}]", self.config.page_size),
-                got: cache.latent().shape().to_vec(),
-            });
-        }
-        check::kv_scale(args.kv_scale, self.kv_dtype)?;
-        check::int("block_table", table_width.saturating_mul(self.config.page_size))?;
-        for (arg, tensor, last) in [("q", args.q, width), ("out", &*args.out, rank)] {
-            if tensor.dtype() != self.q_dtype {
-                return Err(Error::argument(arg, format!("{} where {} was set up", tensor.dtype(), self.q_dtype)));
-            }
-            check::dense_rows(arg, tensor)?;
-            check_rows(arg, tensor, batch, query_len, &[num_heads, last])?;
-        }
-        let alignment = plan.kernels.row_alignment;
-        check::aligned("q", args.q, alignment)?;
-        check::aligned("kv_cache", cache.latent(), alignment)?;
-        cache.rope().map_or(Ok(()), |rope| check::aligned("k_rope", rope, alignment))?;
-        check::aligned("out", args.out, alignment.div_ceil(2))?;
-        // A cache without a rope tensor of its own names its latent twice.
-        let inputs = [("q", args.q), ("kv_cache", cache.latent()), ("k_rope", cache.rope().unwrap_or(cache.latent()))];
-        check::disjoint("out", args.out, &inputs)?;
-        if let Some(lse) = args.lse.as_deref() {
-            check::dtype("lse", lse, &[DType::F32])?;
-            check::dense_rows("lse", lse)?;
-            check_rows("lse", lse, batch, query_len, &[num_heads])?;
-            check::disjoint("lse", lse, &inputs)?;
-            check::disjoint("lse", lse, &[("out", args.out)])?;
-        }
-        Ok(table_width)
-    }
 }
 
 /// A step whose work has been cut: enqueues its layers. It borrows the workspace, so that nothing else can write there between
@@ -525,48 +466,6 @@ impl<B: Backend> Scheduled<'_, B> {
             return Err(Error::argument("causal", "causality and table width must be those that were scheduled"));
         }
         Ok(())
-    }
-}
-
-/// Checks that a tensor is `[batch * query_len, ..rest]` or `[batch, query_len, ..rest]`.
-fn check_rows<B: Backend>(
-    arg: &'static str,
-    tensor: &Tensor<B>,
-    batch: usize,
-    query_len: usize,
-    rest: &[usize],
-) -> Result<()> {
-    let shape = tensor.shape();
-    let fits = match shape.len().checked_sub(rest.len()) {
-        Some(1) => shape[0] == batch * query_len && shape[1..] == *rest,
-        Some(2) => shape[..2] == [batch, query_len] && shape[2..] == *rest,
-        _ => false,
-    };
-    match fits {
-        true => Ok(()),
-        false => Err(Error::Shape {
-            arg,
-            expected: format!("[{}, {rest:?}] or [{batch}, {query_len}, {rest:?}] (flattened)", batch * query_len),
-            got: shape.to_vec(),
-        }),
-    }
-}
-
-/// Strides of sequence, token and head of a tensor that passed [`check_rows`]; an LSE has no further dimension.
-fn row_strides<B: Backend>(arg: &'static str, tensor: &Tensor<B>, batch: usize, query_len: usize) -> Result<[i64; 3]> {
-    let strides = tensor.strides();
-    let dims = if arg == "lse" { 2 } else { 3 };
-    let [sequence, token, head] = match strides.len() - dims {
-        0 => [strides[0] * query_len, strides[0], strides[1]],
-        _ => [strides[0], strides[1], strides[2]],
-    };
-    let last = [batch, query_len, 1]
-        .iter()
-        .zip([sequence, token, head])
-        .try_fold(0_usize, |sum, (extent, stride)| sum.checked_add(extent.saturating_sub(1).checked_mul(stride)?));
-    match last.map(i64::try_from) {
-        Some(Ok(_)) => Ok([sequence as i64, token as i64, head as i64]),
-        _ => Err(Error::argument(arg, "strides overflow")),
     }
 }
 

@@ -43,7 +43,7 @@ impl<B: GraphBackend> SizeGraphs<B> {
 
 impl<B: GraphBackend> DecodeSession<B> {
     /// Captures a full graph for every size that has none yet, largest first; and a second one where other kernels serve short
-    /// sequences better ([`DecodeKernels::short_seq_len`](crate::DecodeKernels::short_seq_len)), which is so for a few sequences at most.
+    /// sequences better ([`DecodeKernels::short_seq_len`](crate::backend::DecodeKernels::short_seq_len)), which is so for a few sequences at most.
     /// `enqueue` enqueues the engine's whole step for [`Step::num_tokens`] rows; it is called once per graph, and once before to run
     /// eagerly on padding alone, so that everything that is made on first use is there.
     ///
@@ -51,7 +51,7 @@ impl<B: GraphBackend> DecodeSession<B> {
     /// engine's own, and counted on from here.
     ///
     /// # Errors
-    /// What `enqueue` returns when run eagerly; [`Error::Driver`].
+    /// What `enqueue` returns when run eagerly; [`Error::Driver`](crate::Error::Driver).
     pub fn capture(&mut self, mut enqueue: impl FnMut(&mut Step<'_, B>) -> Result<()>) -> Result<CaptureReport> {
         let mut report = CaptureReport::default();
         let mut warm = false;

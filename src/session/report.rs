@@ -31,7 +31,7 @@ impl fmt::Display for StepReport {
     }
 }
 
-/// What [`DecodeSession::capture`] did.
+/// What [`DecodeSession::capture`](super::DecodeSession::capture) did.
 #[derive(Debug, Default)]
 pub struct CaptureReport {
     /// Sizes captured now, in order.

@@ -91,8 +91,9 @@ impl<B: Backend> Step<'_, B> {
     /// Writes this step's decode tokens into one layer's cache: `kv_c` `[>= num_decode_tokens, kv_lora_rank]`, `k_pe` likewise.
     ///
     /// # Errors
-    /// As [`write_cache`].
+    /// As [`write_cache`]; [`Error::Argument`] and [`Error::Shape`] for a cache of another type or layout than the session's.
     pub fn write_cache(&mut self, kv_c: &Tensor<B>, k_pe: Option<&Tensor<B>>, cache: &KvCache<B>) -> Result<()> {
+        self.decode.check_cache(cache)?;
         let write = CacheWrite { kv_c, k_pe, slot_mapping: &self.slot_mapping, kv_scale: self.kv_scale };
         write_cache(self.stream, cache, &write)
     }

@@ -128,17 +128,16 @@ impl Job for Bench<'_> {
         println!("{}: {} ({}), {} compute units", info.backend, info.name, info.arch, info.num_compute_units);
         println!("{} queries, {} cache, {} tokens per page\n", method.q_dtype, method.kv_dtype, mla.page_size);
 
-        interrupt::catch();
+        interrupt::install();
         let ceilings = ceilings::measure(backend, args.burst)?;
+        interrupt::catch();
         let bar = indicatif::ProgressBar::new(points.len() as u64);
         bar.set_style(text::progress_style("points"));
         let mut measurements = Vec::new();
         for point in &points {
-            if interrupt::caught() {
-                break;
-            }
             bar.set_message(point.to_string());
-            measurements.push(measure::measure(backend, &mla, point, &method)?);
+            let Some(measurement) = measure::measure(backend, &mla, point, &method)? else { break };
+            measurements.push(measurement);
             bar.inc(1);
         }
         bar.finish_and_clear();

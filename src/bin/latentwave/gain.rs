@@ -127,10 +127,10 @@ impl Job for Gain<'_> {
         let mut rows = Vec::new();
         for &heads in &args.heads {
             for &batch in &args.batch {
+                let step = StepData::new(backend, MlaConfig { num_heads: heads, ..mla }, batch, args)?;
                 if interrupt::caught() {
                     break;
                 }
-                let step = StepData::new(backend, MlaConfig { num_heads: heads, ..mla }, batch, args)?;
                 let mut results = Vec::new();
                 for way in [Way::AllocatePerCall, Way::Reserved, Way::FullGraph] {
                     rows.push(step.measure(backend, way, args)?);
@@ -183,8 +183,10 @@ impl<B: GraphBackend> StepData<B> {
         let q = Rows::random(q_dtype, batch, mla.num_heads * mla.head_dim(), &mut rng);
         let page = Rows::random(kv_dtype, mla.page_size, mla.head_dim(), &mut rng);
         let bytes = page.bytes(0..mla.page_size).repeat(batch * pages);
-        let caches =
-            (0..args.layers).map(|_| KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla));
+        // At Ctrl-C no further one is made: the step is not run.
+        let caches = (0..args.layers)
+            .take_while(|_| !interrupt::caught())
+            .map(|_| KvCache::joined(&Tensor::from_bytes(backend, shape, kv_dtype, &bytes)?, &mla));
         let elements = batch * mla.num_heads * mla.kv_lora_rank;
         let out = Tensor::zeros(backend, [elements * q_dtype.size()], latentwave::DType::U8)?;
         let (rank, shape) = (mla.kv_lora_rank, [batch, mla.num_heads, mla.kv_lora_rank]);
@@ -252,7 +254,7 @@ impl<B: GraphBackend> StepData<B> {
         let (mut steps, mut issues) = (Vec::with_capacity(1 << 16), Vec::with_capacity(1 << 16));
         let (time, begin) = (args::seconds("time", args.time)?, Instant::now());
         let mut host_allocations = 0;
-        while begin.elapsed() < time && steps.len() < 1 << 16 || steps.is_empty() {
+        while begin.elapsed() < time && steps.len() < 1 << 16 && !interrupt::caught() || steps.is_empty() {
             let (start, before) = (Instant::now(), alloc::allocations());
             enqueue()?;
             issues.push(start.elapsed().as_secs_f64() * 1e6);

@@ -197,7 +197,7 @@ impl Job for Replay<'_> {
 
     fn run<B: GraphBackend>(self, backend: &B) -> Result<Outcome> {
         // First of all: the handler's thread has started, and allocated what it needs, before steps are counted.
-        interrupt::catch();
+        interrupt::install();
         let Self { args, limits, .. } = &self;
         // The session refuses limits that cannot be before lists of that length are made.
         let mut engine = Engine::new(backend, self.session_config(), self.layers, args.verify > 0, args.seed)?;
@@ -210,6 +210,7 @@ impl Job for Replay<'_> {
             );
             return Err(Error::argument("trace", problem));
         }
+        interrupt::catch();
         let mut setting = self.setting(backend, &engine);
         for line in report::heading(&setting) {
             println!("{line}");

@@ -154,9 +154,9 @@ struct Count {
 }
 
 impl Tally {
-    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Passed, Fault>) {
+    fn note(&mut self, index: u64, problem: &Problem, result: std::result::Result<Option<Passed>, Fault>) {
         match result {
-            Ok(Passed { kernel, launches, errors }) => {
+            Ok(Some(Passed { kernel, launches, errors })) => {
                 let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
                 let types = [q_dtype, kv_dtype];
                 let form = Form { form, gather, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
@@ -169,7 +169,7 @@ impl Tally {
             Err(fault) if self.first_fault.as_ref().is_none_or(|(first, ..)| index < *first) => {
                 self.first_fault = Some((index, problem.to_string(), fault));
             }
-            Err(_) => {}
+            Ok(None) | Err(_) => {}
         }
     }
 

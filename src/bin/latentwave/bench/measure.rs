@@ -9,6 +9,7 @@ use latentwave::{
 use serde::Serialize;
 
 use super::point::Point;
+use crate::interrupt;
 use crate::rng::Rng;
 use crate::rows::{self, Rows};
 
@@ -91,7 +92,7 @@ struct Inputs<B: GraphBackend> {
     lens: Vec<i32>,
 }
 
-/// Measures a point.
+/// Measures a point; `None` at Ctrl-C, as a point without its check is none.
 ///
 /// # Errors
 /// [`OutOfMemory`](latentwave::Error::OutOfMemory) where the point does not fit the device, and what capture and launch return.
@@ -100,10 +101,10 @@ pub(crate) fn measure<B: GraphBackend>(
     mla: &MlaConfig,
     point: &Point,
     method: &Method,
-) -> Result<Measurement> {
+) -> Result<Option<Measurement>> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
     let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?.portable(method.portable);
-    let inputs = Inputs::new(backend, &mla, point, method)?;
+    let Some(inputs) = Inputs::new(backend, &mla, point, method)? else { return Ok(None) };
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
     let longest = longest.max(method.max_seq_len);
     let plan = decode.plan(point.batch, point.query_len, longest, method.policy)?;
@@ -143,13 +144,16 @@ pub(crate) fn measure<B: GraphBackend>(
         Ok((start.elapsed().as_secs_f64(), issued.as_secs_f64()))
     };
     let warm_up = Instant::now();
-    while warm_up.elapsed() < method.time / 5 {
+    while warm_up.elapsed() < method.time / 5 && !interrupt::caught() {
         replay()?;
     }
     let mut times = Vec::new();
     let mut issues = Vec::new();
     let start = Instant::now();
     while start.elapsed() < method.time || times.len() < 3 {
+        if interrupt::caught() {
+            return Ok(None);
+        }
         let (time, issue) = replay()?;
         times.push(time);
         issues.push(issue);
@@ -158,9 +162,10 @@ pub(crate) fn measure<B: GraphBackend>(
     issues.sort_by(f64::total_cmp);
     let burst = if method.burst { Some(after_rests(|| Ok(replay()?.0))?) } else { None };
 
+    let Some(error) = inputs.error(backend, &mla, point, &out, method)? else { return Ok(None) };
     let us = |seconds: f64| seconds * 1e6 / launches as f64;
     let tokens: usize = inputs.lens.iter().map(|&len| len as usize).sum();
-    Ok(Measurement {
+    Ok(Some(Measurement {
         point: point.to_string(),
         us: us(times[times.len() / 2]),
         us_min: us(times[0]),
@@ -169,7 +174,7 @@ pub(crate) fn measure<B: GraphBackend>(
         issue_us: us(issues[issues.len() / 2]),
         kv_bytes: tokens * mla.head_dim() * method.kv_dtype.size(),
         flops: 2.0 * (tokens * point.query_len * mla.num_heads) as f64 * (mla.head_dim() + mla.kv_lora_rank) as f64,
-        error: inputs.error(backend, &mla, point, &out, method)?,
+        error,
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
@@ -177,7 +182,7 @@ pub(crate) fn measure<B: GraphBackend>(
             Some(few) => format!("{} or {}", few.split, plan.kernels().split),
             None => plan.kernels().split.to_string(),
         },
-    })
+    }))
 }
 
 /// Median of a few times that `once` takes, each after the device has rested.
@@ -209,7 +214,8 @@ fn repeat_rows<B: GraphBackend>(backend: &B, cache: &Tensor<B>, rows: &Rows) -> 
 }
 
 impl<B: GraphBackend> Inputs<B> {
-    fn new(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Self> {
+    /// `None` at Ctrl-C.
+    fn new(backend: &B, mla: &MlaConfig, point: &Point, method: &Method) -> Result<Option<Self>> {
         let mut rng = Rng::new(method.seed);
         let lens = point.seq_lens(method.seed);
         let pages_of = |len: i32| (len as usize).div_ceil(mla.page_size);
@@ -237,15 +243,19 @@ impl<B: GraphBackend> Inputs<B> {
         let kv_rows = Rows::random(method.kv_dtype, DISTINCT_ROWS, mla.head_dim(), &mut rng);
         let layer_bytes = num_pages * mla.page_size * mla.head_dim() * method.kv_dtype.size();
         let layers = method.pool_bytes.div_ceil(layer_bytes).clamp(1, method.max_layers);
-        let caches = (0..layers).map(|_| {
+        let caches = (0..layers).take_while(|_| !interrupt::caught()).map(|_| {
             let cache = Tensor::empty(backend, [num_pages, mla.page_size, mla.head_dim()], method.kv_dtype)?;
             repeat_rows(backend, &cache, &kv_rows)?;
             KvCache::joined(&cache, mla)
         });
+        let caches = caches.collect::<Result<_>>()?;
+        if interrupt::caught() {
+            return Ok(None);
+        }
         let rows = point.batch * point.query_len;
         let q_rows = Rows::random(method.q_dtype, rows, mla.num_heads * mla.head_dim(), &mut rng);
-        Ok(Self {
-            caches: caches.collect::<Result<_>>()?,
+        Ok(Some(Self {
+            caches,
             q: Tensor::from_bytes(
                 backend,
                 [rows, mla.num_heads, mla.head_dim()],
@@ -258,15 +268,25 @@ impl<B: GraphBackend> Inputs<B> {
             pages,
             seq_lens: Tensor::from_slice(backend, [point.batch], &lens)?,
             lens,
-        })
+        }))
     }
 
-    /// Largest error of some rows of the output.
-    fn error(&self, backend: &B, mla: &MlaConfig, point: &Point, out: &Tensor<B>, method: &Method) -> Result<f64> {
+    /// Largest error of some rows of the output; `None` at Ctrl-C.
+    fn error(
+        &self,
+        backend: &B,
+        mla: &MlaConfig,
+        point: &Point,
+        out: &Tensor<B>,
+        method: &Method,
+    ) -> Result<Option<f64>> {
         let mut rng = Rng::new(method.seed ^ 0x0c4e_c4ed);
         let mut worst = 0.0_f64;
         let width = mla.head_dim();
         for _ in 0..CHECKED_ROWS {
+            if interrupt::caught() {
+                return Ok(None);
+            }
             let (seq, token, head) = (rng.below(point.batch), rng.below(point.query_len), rng.below(mla.num_heads));
             let row = seq * point.query_len + token;
             let seen = (self.lens[seq] as usize + token + 1).saturating_sub(point.query_len);
@@ -280,6 +300,6 @@ impl<B: GraphBackend> Inputs<B> {
             let got = rows::read(backend, &out.narrow(0, row..row + 1)?.narrow(1, head..head + 1)?)?;
             worst = worst.max(rows::error(&got, &wanted));
         }
-        Ok(worst)
+        Ok(Some(worst))
     }
 }

@@ -10,6 +10,7 @@ use latentwave::{DType, GraphBackend, KvCache, Result, Tensor, reference};
 use super::scheduler::{PromptChunk, Scheduler};
 use super::stats::{Service, StepRecord, Verified};
 use crate::alloc::allocations;
+use crate::interrupt;
 use crate::rng::Rng;
 use crate::rows::{self, Rows};
 
@@ -243,7 +244,8 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         Ok(())
     }
 
-    /// Checks `rows` random rows of the step just run against float64: one query token's output at one head of one layer each.
+    /// Checks `rows` random rows of the step just run against float64, or fewer at Ctrl-C: one query token's output at one head of one
+    /// layer each.
     ///
     /// # Errors
     /// What reading results back returns.
@@ -251,6 +253,9 @@ impl<'a, B: GraphBackend> Engine<'a, B> {
         let query_len = self.config.query_len();
         let decode = &scheduler.plan().decode;
         for _ in 0..rows {
+            if interrupt::caught() {
+                break;
+            }
             let seq = self.rng.below(decode.len());
             let token = self.rng.below(query_len);
             let layer = self.rng.below(self.layers.len());

@@ -10,7 +10,7 @@ use latentwave::{
 };
 
 use super::problem::{Block, Problem};
-use crate::rows;
+use crate::{interrupt, rows};
 
 /// What outputs and scratch hold before a launch: NaN in every float type.
 const POISON: u8 = 0xff;
@@ -55,21 +55,26 @@ impl fmt::Display for Fault {
     }
 }
 
-/// Runs a problem: its rounds one after another, on the same scratch, poisoned only before the first.
+/// Runs a problem: its rounds one after another, on the same scratch, poisoned only before the first. `None` at Ctrl-C: a
+/// problem that was not checked as a whole does not count.
 ///
 /// # Errors
 /// What is wrong with a result, or what the device said.
-pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Passed, Fault> {
+pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Option<Passed>, Fault> {
     let failed = |what: &str, error| Fault::Failed(what.to_owned(), error);
     let stream = Stream::new(backend).map_err(|error| failed("its set-up", error))?;
     let mut device = Device::new(backend, problem).map_err(|error| failed("its set-up", error))?;
     let mut errors = Errors::default();
     for round in 0..problem.rounds.len() {
+        if interrupt::caught() {
+            return Ok(None);
+        }
         let written = device.round(backend, &stream, problem, round);
         let (out, lse) = written.map_err(|error| failed(&format!("launch {round}"), error))?;
         errors.merge(check(problem, round, out, lse).map_err(|miss| Fault::Wrong(format!("launch {round}: {miss}")))?);
     }
-    Ok(Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors })
+    let passed = Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors };
+    Ok((!interrupt::caught()).then_some(passed))
 }
 
 /// A problem's tensors.
@@ -182,7 +187,7 @@ fn take<const N: usize>(whole: &mut [u8], dtype: DType, block: &Block<N>, row: u
 }
 
 /// Looks at everything that a launch wrote: every element is a number, rows that see nothing are empty, some rows are compared
-/// with float64, and nothing beside the outputs has changed.
+/// with float64 (until Ctrl-C), and nothing beside the outputs has changed.
 ///
 /// # Errors
 /// The first fault in words.
@@ -215,6 +220,9 @@ pub(super) fn check(problem: &Problem, round: usize, mut out: Vec<u8>, mut lse: 
     let mut errors = Errors::default();
     let reference = problem.reference(round);
     for row in problem.checked_rows(round) {
+        if interrupt::caught() {
+            break;
+        }
         let (got, want) = (&out_rows[row], reference(row));
         let empty = want.lse == f64::NEG_INFINITY;
         if empty && (got.iter().any(|x| *x != 0.0) || lse_rows.get(row).is_some_and(|lse| *lse != want.lse)) {
