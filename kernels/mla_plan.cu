@@ -1,9 +1,9 @@
 // The balanced schedule of a step from the lengths on the device: the algorithm and the table of `plan::balance` in
-// src/plan.rs, by one block. Sequences are scanned THREADS at a time with prefix sums; the part boundaries that fall among
+// src/plan/balance.rs, by one block. Sequences are scanned THREADS at a time with prefix sums; the part boundaries that fall among
 // them are found by binary search, in parallel. Few tokens that another form of stage 1 serves are left out: parts are empty.
 
 constexpr int WAVES = THREADS / WAVE;
-constexpr int64 SNAP_TILES = 2;  // as in plan.rs
+constexpr int64 SNAP_TILES = 2;  // as in plan/balance.rs
 constexpr int64 SLACK = 8;
 constexpr int64 PIECE_LENGTHS = 5;
 
@@ -46,7 +46,7 @@ DEVICE int64 block_maximum(int64 value, int64 SHARED* wave_value) {
     return value;
 }
 
-/// How the total cost is cut: as `Cut` of plan.rs.
+/// How the total cost is cut: as `Cut` of plan/balance.rs.
 struct Cut {
     int64 total, chunk, snap, fixed, piece;
 
