@@ -154,7 +154,6 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     float SHARED* scale = rescale + BLOCK_ROWS;                                       // of each row's result
     int64 SHARED* slot = (int64 SHARED*)(scale + BLOCK_ROWS);                         // of the sequence's result
 
-    if (left_to_few(p)) return;
     grid_dependency_wait();
     grid_dependency_launch();
 

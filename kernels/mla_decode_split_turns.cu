@@ -216,7 +216,6 @@ KERNEL(THREADS) mla_decode_split(const DecodeParams p) {
     // Of the results of this sequence and of the next.
     int64 SHARED* slots = (int64 SHARED*)((float SHARED*)(rest + WEIGHTS_ELEMS * 2) + 2 * BLOCK_ROWS) + half * 2;
 
-    if (left_to_few(p)) return;
     grid_dependency_wait();
     grid_dependency_launch();
 

@@ -3,8 +3,8 @@
 // Pieces have as many units of `few_unit`, a power of two, as leave at most `few_parts` pieces wherever the sequences end. There
 // are more than FULL_PIECES only once they are FULL_TOKENS long: shorter ones would cost stage 2 more than they win.
 //
-// A step of schedule EITHER has two forms of stage 1, of which the lengths choose one: few tokens are cut this way and the plan
-// kernel writes a schedule without work, more are cut by that schedule and there are no pieces here. All kernels ask `are_few`.
+// A step of schedule EITHER has a kernel of two forms of stage 1, of which the lengths choose one: few tokens are cut this way and the
+// plan kernel writes a schedule without work, more are cut by that schedule. All kernels ask `are_few`.
 constexpr int FULL_PIECES = 64;
 constexpr int FULL_TOKENS = 64;
 

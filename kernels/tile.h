@@ -171,22 +171,13 @@ constexpr int PART_WORDS = 8;
 constexpr int ARRIVAL_WORD = 5;  // of a part, and the one after it: zero between layers
 constexpr int MERGES_WORD = 7;   // of a part: whether stage 1 merges the pieces of sequences
 
+/// Whether there is one: of a step of either kind, where blocks do not cut pieces themselves.
+DEVICE bool is_balanced(const DecodeParams& p) { return p.schedule_kind == BALANCED || p.schedule_kind == EITHER; }
+
 DEVICE Schedule schedule_of(const DecodeParams& p) {
     const int GLOBAL* table = global_pointer<const int>(p.schedule);
     int virtual_seqs = p.batch * num_groups(p);
     return {table, table + divide_up(virtual_seqs + 1, PART_WORDS) * PART_WORDS};
-}
-
-/// Whether the step is served by a form of stage 1 for few tokens that comes before this one: then this block leaves at once. The schedule
-/// stands already, since blocks of that form let this one begin when they have waited for what came before.
-DEVICE bool left_to_few(const DecodeParams& p) {
-    if (p.few_tokens == 0) return false;
-    const int GLOBAL* first = schedule_of(p).parts;
-    if (load_now(first + 2) != 0 || load_now(first + 3) != 0) return false;  // where work is, the first part has some
-    grid_dependency_launch();
-    // One block sees to it that this kernel does not end before that form: stage 2 relies on it.
-    if (block_index() == 0) grid_dependency_wait();
-    return true;
 }
 
 /// Tokens of one split of an even or chunked schedule.
@@ -205,7 +196,7 @@ DEVICE Slots balanced_slots(const DecodeParams& p, int virtual_seq) {
     return {begin[0], begin[1] - begin[0]};
 }
 DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
-    if (p.schedule_kind == BALANCED) return balanced_slots(p, virtual_seq);
+    if (is_balanced(p)) return balanced_slots(p, virtual_seq);
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
     int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);

@@ -101,7 +101,7 @@ pub struct DecodeKernels {
     pub own_pieces: bool,
     /// A second form of stage 1, for steps of few tokens, where neither is best for all lengths
     /// ([`ScheduleKind::Either`](crate::kernel::params::ScheduleKind::Either)).
-    pub few: Option<FewKernel>,
+    pub few: Option<FewTokens>,
     /// Longest sequence for which a graph of its own is worth having, in tokens: planned for no longer ones, the same batch has other
     /// kernels, which are faster. `None` if these serve short sequences as well as any.
     pub short_seq_len: Option<usize>,
@@ -118,16 +118,16 @@ pub struct DecodeKernels {
     pub max_query_len: usize,
 }
 
-/// A form of stage 1 whose blocks find their pieces by themselves, beside another for more tokens: a step has both, and its lengths
-/// choose one.
+/// How a stage-1 kernel of two forms serves few tokens, whose blocks find their pieces by themselves: the lengths of a step choose the
+/// form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct FewKernel {
-    /// Stage 1.
-    pub split: Variant,
-    /// Dynamic shared memory of a block of it, in bytes.
-    pub shared_bytes: u32,
-    /// Most tokens of all sequences that it serves.
+pub struct FewTokens {
+    /// Most tokens of all sequences of such a step.
     pub max_tokens: usize,
+    /// Query rows that a block then handles.
+    pub block_rows: u32,
+    /// Pieces are multiples of this many tokens.
+    pub tile_tokens: u32,
     /// As [`DecodeKernels::reduce_blocks`], for its steps.
     pub reduce_blocks: usize,
 }

@@ -10,9 +10,8 @@ mod balance;
 
 pub use self::balance::{BalanceShape, PART_WORDS, SNAP_TILES, balance, parts_offset};
 
-use crate::backend::{DecodeKernels, DeviceInfo, FewKernel};
+use crate::backend::{DecodeKernels, DeviceInfo, FewTokens};
 use crate::error::{Error, Result};
-use crate::kernel::Variant;
 use crate::kernel::params::ScheduleKind;
 
 /// Cached tokens per split below which the heuristic does not split further.
@@ -183,15 +182,17 @@ impl DecodePlan {
         let units = device.num_compute_units.max(1);
         let query_group = kernels.query_group.clamp(1, shape.query_len.max(1));
         let row_blocks_of =
-            |split: &Variant| (query_group * shape.num_heads).div_ceil(split.block_rows.max(1) as usize).max(1);
-        let row_blocks = row_blocks_of(&kernels.split);
+            |block_rows: u32| (query_group * shape.num_heads).div_ceil(block_rows.max(1) as usize).max(1);
+        let row_blocks = row_blocks_of(kernels.split.block_rows);
         let blocks = units * kernels.blocks_per_unit.max(1);
         let few = match policy {
-            SplitPolicy::Auto if kernels.own_pieces => Some((kernels.split, kernels.reduce_blocks)),
-            SplitPolicy::Auto => kernels.few.map(|FewKernel { split, reduce_blocks, .. }| (split, reduce_blocks)),
+            SplitPolicy::Auto if kernels.own_pieces => Some((kernels.split.block_rows, kernels.reduce_blocks)),
+            SplitPolicy::Auto => {
+                kernels.few.map(|FewTokens { block_rows, reduce_blocks, .. }| (block_rows, reduce_blocks))
+            }
             _ => None,
         };
-        let few_parts = few.map_or(0, |(split, _)| (blocks / row_blocks_of(&split)).max(1));
+        let few_parts = few.map_or(0, |(block_rows, _)| (blocks / row_blocks_of(block_rows)).max(1));
         let (schedule, num_kv_splits, split_tokens) = match policy {
             SplitPolicy::Auto if kernels.own_pieces => (ScheduleKind::Own, few_parts, 0),
             SplitPolicy::Auto => {
@@ -382,7 +383,7 @@ mod tests {
             DecodePlan::new(shape, SplitPolicy::Auto, kernels, &device).expect("plan")
         };
         let many = kernels(false);
-        let few = FewKernel { split: many.split, shared_bytes: 0, max_tokens: 16_384, reduce_blocks: 66 };
+        let few = FewTokens { max_tokens: 16_384, block_rows: many.split.block_rows, tile_tokens: 64, reduce_blocks: 66 };
         let (own, balanced) = (plan(1, 131_072, true), plan_of(&many));
         let either = plan_of(&DecodeKernels { few: Some(few), ..many });
         assert_eq!((either.schedule, either.num_parts, either.few_parts), (ScheduleKind::Either, 132, own.few_parts));

@@ -1,6 +1,11 @@
 // The tiles of a piece in the form of few tokens, and the warp that copies them, in boxes of 64 columns x 8 to 64 tokens of a page.
 
-constexpr int SLOTS = STAGES;
+namespace few {
+
+/// Whether the kernel has the rows form besides, of which the variant's constants then are.
+constexpr bool BESIDE_ROWS = FORM == 8;
+
+constexpr int SLOTS = BESIDE_ROWS ? 2 : STAGES;
 constexpr int UNITS = LATENT_UNITS + (ROPE_DIM > 0);
 constexpr int PART_UNITS = 3;  // of a tile, that products wait for together
 constexpr int PARTS = divide_up(UNITS, PART_UNITS);
@@ -104,3 +109,5 @@ struct Loader {
         }
     }
 };
+
+}  // namespace few

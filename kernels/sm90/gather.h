@@ -31,7 +31,7 @@ struct Gather {
         constexpr int LINE_TOKENS = 8;  // whose pages lie in 32 bytes if it has one token each
         int end = at.more ? at.end : 0;
         page_ahead = page_of(p, at.seq, at.token + known(), end);
-        int later = at.token + TILE_TOKENS + thread_index() % 128 * LINE_TOKENS;
+        int later = at.token + TILE_TOKENS + unhoisted(thread_index()) % 128 * LINE_TOKENS;
         if (later < end) fetch_near(page_entry(p, at.seq, later));
     }
 

@@ -25,7 +25,7 @@ struct Part {
 };
 
 DEVICE Part find_part(const DecodeParams& p, int item) {
-    if (p.schedule_kind == BALANCED) {
+    if (is_balanced(p)) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
         Word4 ends = *(const Word4 GLOBAL*)words;
         return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};

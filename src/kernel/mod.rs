@@ -127,8 +127,15 @@ impl Variant {
     /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
     #[cfg(feature = "cuda")]
     pub(crate) fn takes_maps(&self) -> bool {
-        let forms = [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM];
+        let forms =
+            [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
         self.entry == Entry::DecodeSplit && forms.contains(&self.form)
+    }
+
+    /// Whether the kernel has the form of few tokens besides another, which copies boxes of any page that it is chosen for.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn has_few(&self) -> bool {
+        self.entry == Entry::DecodeSplit && self.form == select_few::EITHER_FORM
     }
 }
 

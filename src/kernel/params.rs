@@ -19,8 +19,7 @@ pub enum ScheduleKind {
     /// Few sequences, cut into at most `few_parts` pieces of about equal length that every block finds by itself from the
     /// lengths: needs no table.
     Own = 3,
-    /// As `Own` while the sequences have at most `few_tokens` tokens in all, else as `Balanced`. A step then has a form of stage 1 for
-    /// each, of which one finds nothing to do.
+    /// As `Own` while the sequences have at most `few_tokens` tokens in all, else as `Balanced`, by a form of stage 1 that serves both.
     Either = 4,
 }
 

@@ -5,7 +5,7 @@
 //! form, never at a launch that fails. What the forms reach is in `benches/results/kernels-h200.md`.
 
 use super::{Entry, Variant, select_cdna, select_few, select_sm90};
-use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo, FewKernel};
+use crate::backend::{DecodeKernels, DecodeShape, DeviceInfo, FewTokens};
 use crate::error::{Error, Result};
 use crate::plan::FIXED_COST;
 use crate::tensor::DType;
@@ -94,7 +94,7 @@ pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
-        select_few::FORM | select_few::BOXES_FORM => {
+        select_few::FORM | select_few::BOXES_FORM | select_few::EITHER_FORM => {
             return select_few::shared_bytes(variant, layout_of(arch).score_pad);
         }
         _ => {}
@@ -208,21 +208,18 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let limit = device.shared_bytes_per_block;
     let units = device.num_compute_units;
     let virtual_seqs = shape.batch * shape.query_len.div_ceil(query_group);
-    let own =
-        |split: &Variant| select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(split.block_rows as usize), units);
-    let possible = |split: &Variant| own(split) && split_shared_bytes(split, arch) as usize <= limit;
-    let few = select_few::split(shape, rows, base, arch).filter(|(split, _)| possible(split));
-    let short_seq_len =
-        select_few::short_seq_len(shape, rows, base, arch).filter(|(split, _)| possible(split)).map(|short| short.1);
-    let (alone, beside) = match few {
-        Some((split, None)) => (Some(split), None),
-        Some((split, Some(max_tokens))) => {
-            let (shared_bytes, reduce_blocks) = (split_shared_bytes(&split, arch), few_reduce_blocks(rows, units));
-            (None, Some(FewKernel { split, shared_bytes, max_tokens, reduce_blocks }))
-        }
-        None => (None, None),
+    let possible = |split: &Variant, block_rows: u32| {
+        let own = select_few::own_pieces(shape, virtual_seqs, rows.div_ceil(block_rows as usize), units);
+        own && split_shared_bytes(split, arch) as usize <= limit
     };
+    let alone = select_few::split(shape, rows, base, arch).filter(|split| possible(split, split.block_rows));
+    let short_seq_len = select_few::short_seq_len(shape, rows, base, arch)
+        .filter(|(split, _)| possible(split, split.block_rows))
+        .map(|(_, len)| len);
+    let either = select_few::either(shape, rows, base, arch).filter(|(split, few)| possible(split, few.block_rows));
+    let few = either.map(|(_, few)| FewTokens { reduce_blocks: few_reduce_blocks(rows, units), ..few });
     let tuned = alone
+        .or(either.map(|(split, _)| split))
         .or_else(|| select_sm90::split(shape, rows, base, arch))
         .or_else(|| select_cdna::split(shape, rows, base, arch));
     let tuned = tuned.filter(|split| split_shared_bytes(split, arch) as usize <= limit);
@@ -240,17 +237,20 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     // Blocks that cut their own pieces are most often more than there are pieces.
     let own_pieces = matches!(split.form, select_few::FORM | select_few::BOXES_FORM);
     // With few sequences the third block of a unit won nothing, and while they are short most have nothing to do.
-    let many = rows > REDUCE_FEW_ROWS && beside.is_none();
+    let many = rows > REDUCE_FEW_ROWS && few.is_none();
     Ok(DecodeKernels {
         split,
         reduce: reduce_variant(shape.q_dtype, arch),
         plan: plan_variant(),
         query_group,
         blocks_per_unit: 1,
-        fixed_cost: if split.form == select_sm90::ROWS_FORM { select_sm90::ROWS_FIXED_COST } else { FIXED_COST },
+        fixed_cost: match split.form {
+            select_sm90::ROWS_FORM | select_few::EITHER_FORM => select_sm90::ROWS_FIXED_COST,
+            _ => FIXED_COST,
+        },
         split_shared_bytes: split_shared_bytes(&split, arch),
         own_pieces,
-        few: beside,
+        few,
         short_seq_len,
         merged_pieces: select_sm90::merged_pieces(&split),
         partial_dtype: shape.q_dtype,
@@ -389,19 +389,20 @@ mod tests {
             decode_kernels(&few, &device("sm_90a", 232_448)).unwrap()
         };
         let most = 16_384;
-        for (num_heads, many_form) in [(128, select_sm90::ROWS_FORM), (32, 0)] {
+        for num_heads in [33, 64, 128] {
             let both = kernels(1, num_heads, 131_072);
             let few = both.few.expect("a second form");
-            assert_eq!((both.split.form, few.split.form), (many_form, select_few::BOXES_FORM), "{num_heads}");
-            assert_eq!((few.max_tokens, few.split.block_rows, both.own_pieces), (most, 32, false));
-            assert!(few.shared_bytes as usize <= 232_448 && all_variants("sm_90a").contains(&few.split));
+            assert_eq!((both.split.form, both.split.block_rows), (select_few::EITHER_FORM, 64), "{num_heads}");
+            assert_eq!((few.max_tokens, few.block_rows, both.own_pieces), (most, 32, false));
+            assert!(both.split_shared_bytes as usize <= 232_448 && all_variants("sm_90a").contains(&both.split));
             let alone = kernels(1, num_heads, most);
-            assert_eq!((alone.split, alone.own_pieces, alone.few), (few.split, true, None));
+            assert_eq!((alone.split.form, alone.own_pieces, alone.few), (select_few::BOXES_FORM, true, None));
             assert_eq!((both.short_seq_len, alone.short_seq_len), (Some(most), None));
         }
-        assert_eq!((kernels(1, 16, 131_072).few, kernels(2, 128, 131_072).few), (None, None));
+        let none = [(1, 16), (1, 32), (2, 128)].map(|(batch, heads)| kernels(batch, heads, 131_072).few);
+        assert_eq!(none, [None; 3]);
         let short = |batch, num_heads| kernels(batch, num_heads, 131_072).short_seq_len;
-        assert_eq!([short(1, 16), short(2, 128), short(8, 128), short(9, 128)], [None, Some(4096), Some(1024), None]);
+        assert_eq!([short(1, 32), short(2, 128), short(8, 128), short(9, 128)], [None, Some(4096), Some(1024), None]);
         let fixed = DecodeShape { batch: 1, max_seq_len: 131_072, ..shape(128, 1, DType::BF16) };
         let fixed = decode_kernels(&fixed, &device("sm_90a", 232_448)).unwrap();
         assert_eq!((fixed.few, fixed.short_seq_len), (None, None));

@@ -10,13 +10,15 @@
 //! | up to 16 | one to four sequences of any length | S1024 5.0 (6.4), S4096 6.3 (8.3), S65536 24.6 (31.5), B4 S16384 24.4 (30.5) |
 //! | 17 to 128 | up to 16,384 tokens of one sequence, 8,192 of up to eight; of one sequence captured longer beside another form, while it is that short | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
 
-use super::{Variant, select};
-use crate::backend::DecodeShape;
+use super::{Variant, select, select_sm90};
+use crate::backend::{DecodeShape, FewTokens};
 
 /// `kernels/mla_decode_split_few.cu`: one piece of a sequence in a block, most often a single tile. For pages of any size.
 pub(super) const FORM: u32 = 3;
 /// `kernels/sm90/mla_decode_split_few.cu`: likewise by bulk copies, whose boxes take pages of multiples of 8 tokens.
 pub(super) const BOXES_FORM: u32 = 7;
+/// `kernels/sm90/mla_decode_split_either.cu`: by the lengths of a step, that one or Hopper's rows form.
+pub(super) const EITHER_FORM: u32 = 8;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;
@@ -44,26 +46,41 @@ pub(super) fn own_pieces(shape: &DecodeShape, virtual_seqs: usize, row_blocks: u
     shape.free_splits && few && virtual_seqs > 0
 }
 
-/// The form's variant for groups of `rows` rows, if it is to serve the problem; and up to how many tokens of all sequences, `None` if
-/// that is as many as were captured.
-pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, Option<usize>)> {
-    // Blocks of few rows are worth having at any length; those of many only while each has a tile or two.
-    let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    let most = most_tokens(shape);
-    let few = if rows <= 16 { shape.batch <= MAX_LONG } else { rows <= 128 && (tokens <= most || shape.batch == 1) };
-    (!shape.portable && serves(&base, arch) && few).then(|| {
-        let split = variant(base, if rows <= 16 { 16 } else { 32 }, shape.page_size.is_multiple_of(8));
-        (split, (rows > 16 && tokens > most).then_some(most))
+/// The form's variant for groups of `rows` rows, if it is to serve the problem alone.
+pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
+    // A block that reads what no other does is worth having at any length; where several read the same, only while each has a tile or two.
+    let few = match rows {
+        ..=16 => shape.batch <= MAX_LONG,
+        ..=32 if shape.batch == 1 => true,
+        ..=128 => shape.batch.saturating_mul(shape.max_seq_len) <= most_tokens(shape),
+        _ => false,
+    };
+    let boxes = shape.page_size.is_multiple_of(8);
+    (!shape.portable && serves(&base, arch) && few).then(|| variant(base, block_rows(rows), boxes))
+}
+
+/// The variant of one sequence that is captured for more tokens than the form serves well, which has the rows form besides; and how it
+/// serves fewer.
+pub(super) fn either(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, FewTokens)> {
+    let boxes = shape.page_size.is_multiple_of(8);
+    let both = shape.batch == 1 && (33..=128).contains(&rows) && boxes && !shape.portable && serves(&base, arch);
+    (both && shape.max_seq_len > ONE_TOKENS).then(|| {
+        let (block_rows, max_tokens) = (block_rows(rows), ONE_TOKENS);
+        let few = FewTokens { max_tokens, block_rows, tile_tokens: TILE, reduce_blocks: 0 };
+        (either_variant(select_sm90::rows_variant(select_sm90::of_pages(base, shape.page_size))), few)
     })
 }
 
-/// The longest sequence of a batch that is captured for longer ones and of which the form serves only those up to here.
+/// The longest sequence of a batch that is captured for longer ones and of which the form alone serves only those up to here.
 pub(super) fn short_seq_len(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<(Variant, usize)> {
     let max_seq_len = most_tokens(shape) / shape.batch.max(1);
     let short = split(&DecodeShape { max_seq_len, ..*shape }, rows, base, arch);
-    short
-        .filter(|_| rows > 16 && max_seq_len > 0 && max_seq_len < shape.max_seq_len)
-        .map(|(split, _)| (split, max_seq_len))
+    let alone = split(shape, rows, base, arch).is_some();
+    short.filter(|_| !alone && max_seq_len > 0 && max_seq_len < shape.max_seq_len).map(|split| (split, max_seq_len))
+}
+
+fn block_rows(rows: usize) -> u32 {
+    if rows <= 16 { 16 } else { 32 }
 }
 
 /// Most tokens of all sequences of more than 16 rows that it serves.
@@ -80,15 +97,24 @@ fn variant(base: Variant, block_rows: u32, boxes: bool) -> Variant {
     Variant { block_rows, tile_tokens, stages: STAGES, threads, form, ..base }
 }
 
-/// The variants that [`split`] can give for these types and widths.
+fn either_variant(rows: Variant) -> Variant {
+    Variant { form: EITHER_FORM, ..rows }
+}
+
+/// The variants that [`split`] and [`either`] can give for these types and widths.
 pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
-    let all = [(16, true), (32, true), (16, false), (32, false)];
-    let variants = all.map(|(block_rows, boxes)| variant(base, block_rows, boxes));
-    if serves(&base, arch) { variants.to_vec() } else { Vec::new() }
+    let alone = [(16, true), (32, true), (16, false), (32, false)];
+    let alone = alone.map(|(block_rows, boxes)| variant(base, block_rows, boxes));
+    let both = [false, true].map(|gather| either_variant(select_sm90::rows_variant(Variant { gather, ..base })));
+    if serves(&base, arch) { alone.into_iter().chain(both).collect() } else { Vec::new() }
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
 pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
+    if variant.form == EITHER_FORM {
+        let rows = Variant { form: select_sm90::ROWS_FORM, ..*variant };
+        return select_sm90::shared_bytes(&rows).max(shared_bytes(&self::variant(*variant, 32, true), score_pad));
+    }
     let rows = variant.block_rows;
     if variant.form == BOXES_FORM {
         let units = (variant.kv_lora_rank + variant.rope_dim).div_ceil(64);
@@ -127,7 +153,7 @@ mod tests {
     #[test]
     fn boxes_take_pages_of_eights_and_single_tokens_the_others() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
-        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap().0;
+        let of_pages = |page_size| split(&DecodeShape { page_size, ..ONE }, 16, base, "sm_90a").unwrap();
         assert_eq!([8, 24, 64].map(|size| of_pages(size).form), [BOXES_FORM; 3]);
         assert_eq!([1, 4, 12].map(|size| (of_pages(size).form, of_pages(size).tile_tokens)), [(FORM, UNIT); 3]);
         let shared = |variant: Variant| shared_bytes(&variant, 8);
@@ -139,14 +165,20 @@ mod tests {
     fn few_rows_are_served_at_any_length_and_many_while_there_are_few_tokens() {
         let base = Variant { kv_lora_rank: 512, rope_dim: 64, ..Variant::simple(Entry::DecodeSplit, DType::BF16) };
         let of = |batch, max_seq_len, rows| {
-            let split = split(&DecodeShape { batch, max_seq_len, ..ONE }, rows, base, "sm_90a");
-            split.map(|(variant, most)| (variant.block_rows, most))
+            split(&DecodeShape { batch, max_seq_len, ..ONE }, rows, base, "sm_90a").map(|variant| variant.block_rows)
         };
-        assert_eq!([of(1, 4096, 16), of(1, 131_072, 16), of(4, 131_072, 16)], [Some((16, None)); 3]);
-        assert_eq!([of(1, 16_384, 128), of(1, 16_385, 128)], [Some((32, None)), Some((32, Some(16_384)))]);
-        assert_eq!([of(2, 4096, 128), of(2, 4097, 17)], [Some((32, None)), None]);
-        assert_eq!([of(5, 1024, 128), of(5, 131_072, 128)], [Some((32, None)), None]);
-        assert_eq!([of(5, 4096, 16), of(1, 4096, 129), of(1, 131_072, 129)], [None; 3]);
+        assert_eq!([of(1, 4096, 16), of(1, 131_072, 16), of(4, 131_072, 16)], [Some(16); 3]);
+        assert_eq!([of(1, 131_072, 17), of(1, 131_072, 32), of(1, 16_384, 128)], [Some(32); 3]);
+        assert_eq!([of(2, 4096, 128), of(5, 1024, 128)], [Some(32); 2]);
+        assert_eq!([of(1, 16_385, 33), of(2, 4097, 17), of(5, 4096, 16), of(1, 4096, 129)], [None; 4]);
+        let both = |shape: DecodeShape, rows| {
+            either(&shape, rows, base, "sm_90a").map(|(split, few)| (split.gather, few.max_tokens, few.block_rows))
+        };
+        let long = DecodeShape { max_seq_len: 131_072, ..ONE };
+        assert_eq!([33, 128].map(|rows| both(long, rows)), [Some((false, ONE_TOKENS, 32)); 2]);
+        assert_eq!(both(DecodeShape { page_size: 16, ..long }, 64), Some((true, ONE_TOKENS, 32)));
+        assert_eq!([both(long, 32), both(long, 129), both(ONE, 128)], [None; 3]);
+        assert_eq!([both(DecodeShape { page_size: 12, ..long }, 64), both(DecodeShape { batch: 2, ..long }, 64)], [None; 2]);
         assert!(split(&ONE, 16, base, "sm_80").is_none());
         assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
     }

@@ -70,9 +70,7 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     if arch != "sm_90a" || !serves(&base) || shape.portable {
         return None;
     }
-    let box_tokens = if base.kv_dtype.is_fp8() { BOX_TOKENS_FP8 } else { BOX_TOKENS };
-    let gather = !shape.page_size.is_multiple_of(box_tokens);
-    let base = Variant { gather, ..base };
+    let base = of_pages(base, shape.page_size);
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
     if rows > 32 && serves_rows(&base) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
@@ -92,7 +90,13 @@ fn serves(base: &Variant) -> bool {
     types && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
 }
 
-fn rows_variant(base: Variant) -> Variant {
+/// Whether the cache's pages are worth copying by boxes, said in the variant.
+pub(super) fn of_pages(base: Variant, page_size: usize) -> Variant {
+    let box_tokens = if base.kv_dtype.is_fp8() { BOX_TOKENS_FP8 } else { BOX_TOKENS };
+    Variant { gather: !page_size.is_multiple_of(box_tokens), ..base }
+}
+
+pub(super) fn rows_variant(base: Variant) -> Variant {
     let stages = if base.kv_dtype.is_fp8() { STAGES_FP8 } else { STAGES };
     Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: ROWS_FORM, ..base }
 }

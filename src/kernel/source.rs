@@ -101,13 +101,16 @@ const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
 const SM90_WIDEN: SourceFile = embed!("kernels/sm90/widen.h");
+const SM90_ROWS_BLOCK: SourceFile = embed!("kernels/sm90/rows_block.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_KEYS_BLOCK: SourceFile = embed!("kernels/sm90/keys_block.h");
 const SM90_KEYS_PIECES: SourceFile = embed!("kernels/sm90/keys_pieces.h");
 const SM90_KEYS_RESULT: SourceFile = embed!("kernels/sm90/keys_result.h");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
 const SM90_FEW_TILES: SourceFile = embed!("kernels/sm90/few_tiles.h");
+const SM90_FEW_BLOCK: SourceFile = embed!("kernels/sm90/few_block.h");
 const SM90_SPLIT_FEW: SourceFile = embed!("kernels/sm90/mla_decode_split_few.cu");
+const SM90_SPLIT_EITHER: SourceFile = embed!("kernels/sm90/mla_decode_split_either.cu");
 const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
 const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
 const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
@@ -122,9 +125,16 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[FEW, PLAN],
         Entry::DecodeSplit => match variant.form {
-            select_sm90::ROWS_FORM => {
-                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_FP8, SM90_WIDEN, SM90_SPLIT_ROWS]
-            }
+            select_sm90::ROWS_FORM => &[
+                SM90_WGMMA,
+                SM90_STREAM,
+                SM90_GATHER,
+                SM90_RING,
+                SM90_FP8,
+                SM90_WIDEN,
+                SM90_ROWS_BLOCK,
+                SM90_SPLIT_ROWS,
+            ],
             select_sm90::KEYS_FORM => &[
                 SM90_WGMMA,
                 SM90_STREAM,
@@ -137,7 +147,20 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_SPLIT_KEYS,
             ],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
-            select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],
+            select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_FEW_BLOCK, SM90_SPLIT_FEW],
+            select_few::EITHER_FORM => &[
+                SM90_WGMMA,
+                SM90_STREAM,
+                FEW,
+                SM90_FEW_TILES,
+                SM90_FEW_BLOCK,
+                SM90_GATHER,
+                SM90_RING,
+                SM90_FP8,
+                SM90_WIDEN,
+                SM90_ROWS_BLOCK,
+                SM90_SPLIT_EITHER,
+            ],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],

@@ -8,11 +8,11 @@ use args::row_strides;
 
 use super::cache::KvCache;
 use super::check;
-use crate::backend::{Backend, DecodeKernels, DecodeShape, FewKernel};
+use crate::backend::{Backend, DecodeKernels, DecodeShape, FewTokens};
 use crate::config::MlaConfig;
 use crate::error::{Error, Result};
 use crate::kernel::params::{DecodeParams, ScheduleKind};
-use crate::kernel::{Launch, Params, Variant};
+use crate::kernel::{Launch, Params};
 use crate::observe::span;
 use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
 use crate::stream::Stream;
@@ -45,7 +45,6 @@ pub struct Plan<B: Backend> {
     config: MlaConfig,
     types: [DType; 2],
     plan_kernel: B::Kernel,
-    few_kernel: Option<B::Kernel>,
     split_kernel: B::Kernel,
     reduce_kernel: B::Kernel,
 }
@@ -200,7 +199,6 @@ impl<B: Backend> MlaDecode<B> {
             config: self.config,
             types: [self.q_dtype, self.kv_dtype],
             plan_kernel: self.backend.prepare(&kernels.plan)?,
-            few_kernel: kernels.few.map(|few| self.backend.prepare(&few.split)).transpose()?,
             split_kernel: self.backend.prepare(&kernels.split)?,
             reduce_kernel: self.backend.prepare(&kernels.reduce)?,
         })
@@ -284,7 +282,7 @@ impl<B: Backend> MlaDecode<B> {
         let DecodePlan { shape, schedule, num_kv_splits, split_tokens, num_parts, query_group, num_groups, .. } =
             plan.decode;
         let (few_unit, few_tokens) = match plan.kernels.few {
-            Some(FewKernel { split, max_tokens, .. }) => (split.tile_tokens, max_tokens),
+            Some(FewTokens { tile_tokens, max_tokens, .. }) => (tile_tokens, max_tokens),
             None => (plan.kernels.split.tile_tokens, 0),
         };
         let rank = self.config.kv_lora_rank;
@@ -406,29 +404,20 @@ impl<B: Backend> Scheduled<'_, B> {
             ..*base
         };
 
-        let split_launch = |split: &Variant, items, shared_bytes| -> Result<Launch> {
-            let row_blocks = plan.decode.group_rows().div_ceil(split.block_rows as usize);
-            Ok(Launch {
-                grid: [blocks(row_blocks * items)?, 1, 1],
-                threads: split.threads,
-                shared_bytes,
-                dependent: true,
-            })
-        };
+        let row_blocks = |block_rows: u32| plan.decode.group_rows().div_ceil(block_rows as usize);
         let items = match schedule {
             ScheduleKind::Balanced | ScheduleKind::Either => num_parts,
             ScheduleKind::Own => few_parts,
             ScheduleKind::Even | ScheduleKind::Chunked => plan.decode.virtual_seqs() * num_kv_splits,
         };
-        let many_launch = split_launch(&plan.kernels.split, items, plan.kernels.split_shared_bytes)?;
-        // First: it finds its pieces while what came before is ending.
-        let few = match plan.few_kernel.as_ref().zip(plan.kernels.few) {
-            Some((kernel, few)) => Some((kernel, split_launch(&few.split, few_parts, few.shared_bytes)?)),
-            None => None,
+        let few_blocks = plan.kernels.few.map_or(0, |few| few_parts * row_blocks(few.block_rows));
+        let split = &plan.kernels.split;
+        let split_launch = Launch {
+            grid: [blocks((row_blocks(split.block_rows) * items).max(few_blocks))?, 1, 1],
+            threads: split.threads,
+            shared_bytes: plan.kernels.split_shared_bytes,
+            dependent: true,
         };
-        // The form beside one for few tokens knows of no other schedule than its own.
-        let balanced = DecodeParams { schedule_kind: ScheduleKind::Balanced as i32, ..params };
-        let many_params = Params::Decode(if few.is_some() { balanced } else { params });
         let reduce_launch = Launch {
             grid: [blocks(plan.decode.reduce_blocks)?, 1, 1],
             threads: plan.kernels.reduce.threads,
@@ -444,10 +433,7 @@ impl<B: Backend> Scheduled<'_, B> {
         // SAFETY: shapes, types and strides were checked against each other and the plan; the workspace views have the
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
         unsafe {
-            if let Some((kernel, launch)) = &few {
-                stream.launch(kernel, launch, &params)?;
-            }
-            stream.launch(&plan.split_kernel, &many_launch, &many_params)?;
+            stream.launch(&plan.split_kernel, &split_launch, &params)?;
             self.settled = true;
             stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
         }

@@ -36,7 +36,7 @@ pub(crate) fn a_graph_replays_new_lengths_and_tables<B: GraphBackend>(backend: &
 /// between the two, in turn, each of them more than once.
 pub(crate) fn a_graph_captured_long_serves_every_length<B: GraphBackend>(backend: &B, dtype: DType) {
     const CAPTURED: usize = 131_072;
-    for (seed, heads, page_size) in [(34, 33, 64), (35, 20, 12)] {
+    for (seed, heads, page_size) in [(34, 33, 64), (35, 20, 12), (36, 40, 16)] {
         let kernels = MlaDecode::new(backend, layer(heads, page_size), dtype, dtype).unwrap().kernels(1, 1, CAPTURED);
         let bound = kernels.unwrap().few.map_or(300, |few| few.max_tokens) as i32;
         let mut longest = Problem::random(seed, layer(heads, page_size), (dtype, dtype), 1, &[bound + 1]);
@@ -53,7 +53,7 @@ pub(crate) fn a_graph_captured_long_serves_every_length<B: GraphBackend>(backend
             match earlier.iter().find(|(before, _)| *before == tokens) {
                 Some((_, before)) => assert!(*before == bits, "{tokens} of {bound} tokens: other bits than before"),
                 None => {
-                    let what = format!("{tokens} tokens of {heads} heads, {bound} between two kernels");
+                    let what = format!("{tokens} tokens of {heads} heads, {bound} between two forms");
                     now.compare(&values(backend, &step.out), &values(backend, &step.lse), &what);
                     earlier.push((tokens, bits));
                 }

@@ -33,7 +33,7 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
     let table_width = 512;
     for round in 0..46_u64 {
         let few = round >= 40;
-        let heads = if few { 20 } else { [8, 64, 128][round as usize % 3] };
+        let heads = if few { 40 } else { [8, 64, 128][round as usize % 3] };
         let decode = MlaDecode::new(backend, layer(heads, 64), dtype, dtype).unwrap();
         let batch = match round % 5 {
             _ if few => 1 + round as usize % 2,

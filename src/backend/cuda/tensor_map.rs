@@ -20,13 +20,13 @@ const BOX_ROW_BYTES: u32 = 128;
 const BOX_TOKENS: u32 = 64;
 
 /// The maps of the latent and of the rotary part of the cache, `[page, token, column]`. Its rows begin on multiples of 16 bytes,
-/// as [`DecodeKernels::row_alignment`](crate::backend::DecodeKernels::row_alignment) demands. Kernels that gather rows have parameters
-/// for maps and do not look at them.
+/// as [`DecodeKernels::row_alignment`](crate::backend::DecodeKernels::row_alignment) demands. Kernels that gather all
+/// rows have parameters for maps and do not look at them.
 ///
 /// # Errors
 /// [`Error::Driver`](crate::Error::Driver) for a cache that no map can describe.
 pub(super) fn cache_maps(driver: &Driver, variant: &Variant, params: &DecodeParams) -> Result<[CUtensorMap; 2]> {
-    if variant.gather {
+    if variant.gather && !variant.has_few() {
         return Ok([CUtensorMap { opaque: [0; 16] }; 2]);
     }
     let (p, dtype) = (params, variant.kv_dtype);

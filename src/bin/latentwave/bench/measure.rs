@@ -178,10 +178,7 @@ pub(crate) fn measure<B: GraphBackend>(
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
-        kernel: match plan.kernels().few {
-            Some(few) => format!("{} or {}", few.split, plan.kernels().split),
-            None => plan.kernels().split.to_string(),
-        },
+        kernel: plan.kernels().split.to_string(),
     }))
 }
 

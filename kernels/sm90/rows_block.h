@@ -1,0 +1,548 @@
+// Stage 1 of MLA decode for Hopper, query rows as the rows of the products: 64 of them in a block, tiles of 64 tokens.
+//
+// One warp, the loader, keeps a ring of tiles filled, in units of 64 columns. Two warpgroups, the sides, compute: of every tile
+// each multiplies the weights with its half of the columns, and of every second tile, its own, it computes the weights. A side
+//
+//   begins the logits of its tile,
+//   then the output of the other side's tile before, which runs beside its softmax,
+//   hands its weights over in shared memory, and multiplies them, still in registers, with its own half of its tile.
+//
+// While one side is in its softmax the other's products fill the matrix units. Row maxima and sums pass from tile to tile, and
+// so from side to side, with the weights; a maximum is raised only when a logit exceeds it by LAZY_MAX, so sums of the output
+// are rarely rescaled.
+
+constexpr int ROWS = 64;
+constexpr int LOADER_REGISTERS = 24;
+constexpr int SIDE_REGISTERS = 240;
+constexpr int SIDE_THREADS = 128;
+constexpr int SIDE_WARPS = 4;
+// Of a query row the first unit of each half and the rotary one are held in registers, the others in shared memory.
+constexpr int HELD_UNITS = 2 + (ROPE_DIM > 0);
+constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
+constexpr int HALF = KV_LORA_RANK / 2;
+// Products with an 8-bit cache are of f16, which bf16 queries are made to fit.
+constexpr bool NARROWED = FP8 && Q_IS_BF16;
+static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
+static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
+
+/// Whether a block has one piece at most, as where all are of one sequence.
+constexpr bool ONE_PIECE = FORM == 8;
+
+/// Shared memory, in bytes from its beginning.
+constexpr int QUERY_AT = STAGING_AT + STAGING_BYTES;
+constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
+constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
+constexpr int PIECES_AT = STATE_AT + SIDE_THREADS * 16;
+constexpr int PIECE_BYTES = 32;
+constexpr int BARRIERS_AT = PIECES_AT + 2 * 2 * PIECE_BYTES;
+constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
+constexpr int STAGING_STATE_AT = READY_AT + 2 * 8;
+constexpr int LARGEST_AT = STAGING_STATE_AT + STAGING_STATE_BYTES;
+constexpr int SHARED_BYTES = LARGEST_AT + (FP8 ? 2 * ROWS * 4 : 0);
+static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
+
+/// Named barriers: one of each side, one of both.
+enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };
+
+/// A warp's sixteen query rows: those units that are in registers, of the side's own half, of the other, rotary. They come by way of a
+/// half of the ring that the side keeps meanwhile. Of the units in shared memory a side loads those of its own half.
+struct Queries {
+    uint32 word[HELD_UNITS][16];
+
+    static constexpr int KEPT_BYTES = HALF_BYTES / SIDE_WARPS;  // of a warp
+
+    /// Asks for the rows to be near when they are fetched, by one warp.
+    static DEVICE void fetch_near(const DecodeParams& p, int virtual_seq, int first_row) {
+        NO_UNROLL for (int r = lane_index(); r < ROWS; r += 32) {
+            Row row = row_of(p, virtual_seq, first_row + r);
+            if (!row.valid) continue;
+            const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + row.seq * p.q_stride_batch + row.token * p.q_stride_token +
+                                        row.head * p.q_stride_head;
+            NO_UNROLL for (int column = 0; column < KV_LORA_RANK + ROPE_DIM; column += UNIT_COLUMNS) prefetch(from + column);
+        }
+    }
+
+    /// Asks for the rows of a virtual sequence; those that do not exist become zeros. No products may be reading queries any more.
+    static DEVICE void fetch(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged,
+                             unsigned char SHARED* kept) {
+        int lane = unhoisted(lane_index());
+        int warp_row = warp_of_group() * 16;
+        Row row = row_of(p, virtual_seq, first_row + warp_row + lane % 16);
+        int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+        offset = row.valid ? offset : -1;
+        int half = side * HALF_UNITS;
+        UNROLL for (int i = 0; i < 4; i++) {
+            int local = lane / 8 + i * 4;
+            int64 at = from_lane(offset, local);
+            const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + (at < 0 ? 0 : at) + lane % 8 * 8;
+            int to = local * 128 + (lane % 8 ^ local % 8) * 16;
+            UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+                int column = unit == 2 ? LATENT_UNITS : half ^ unit * HALF_UNITS;
+                copy16_async(kept + warp_row / 16 * KEPT_BYTES + unit * 2048 + to, from + column * UNIT_COLUMNS, at >= 0);
+            }
+            UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
+                copy16_async(staged + (side * STAGED_UNITS + unit) * UNIT_BYTES + warp_row * 128 + to,
+                             from + (half + 1 + unit) * UNIT_COLUMNS, at >= 0);
+            }
+        }
+        copy_commit();
+    }
+
+    /// Waits for this side's share, and takes what is for registers.
+    DEVICE void take(const unsigned char SHARED* kept) {
+        copy_wait<0>();
+        warp_barrier();
+        uint32 from = shared_address(kept) + warp_of_group() * KEPT_BYTES;
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) {
+            UNROLL for (int step = 0; step < 4; step++) load_matrix_at(word[unit] + step * 4, matrices(from + unit * 2048, step));
+        }
+        publish_to_async();
+    }
+
+    /// Where a lane's row of the matrices of a step lies, in sixteen rows of a unit.
+    static DEVICE uint32 matrices(uint32 rows, int step) {
+        int lane = unhoisted(lane_index());
+        return rows + lane % 16 * 128 + ((step * 2 + lane / 16) ^ lane % 8) * 16;
+    }
+
+    /// Makes f16 of the queries of this side's share, times a power of two for each row, and says what undoes that of a lane's two
+    /// rows. By `largest` the sides tell each other of theirs.
+    DEVICE void narrow(float (&undo)[2], int side, unsigned char SHARED* staged, float SHARED* largest) {
+        uint32 rows = shared_address(staged) + side * STAGED_UNITS * UNIT_BYTES + warp_of_group() * 2048;
+        uint32 sizes[2] = {0, 0};
+        auto measure = [&](const uint32(&pairs)[16]) {
+            UNROLL for (int i = 0; i < 16; i++) sizes[i % 2] = larger_pair(sizes[i % 2], pairs[i] & 0x7fff7fffu);
+        };
+        auto fit = [&](uint32(&pairs)[16], const float (&scale)[2]) {
+            UNROLL for (int i = 0; i < 16; i++) {
+                float low, high;
+                unpack(pairs[i], low, high);
+                pairs[i] = pack_f16(low * scale[i % 2], high * scale[i % 2]);
+            }
+        };
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) measure(word[unit]);
+        NO_UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
+            uint32 pairs[16];
+            UNROLL for (int step = 0; step < 4; step++) load_matrix_at(pairs + step * 4, matrices(rows + unit * UNIT_BYTES, step));
+            measure(pairs);
+        }
+        int row = warp_of_group() * 16 + lane_index() / 4;
+        float scale[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            float low, high;
+            unpack(sizes[r], low, high);
+            scale[r] = lanes_maximum<4>(::maximum(low, high));
+            if (lane_index() % 4 == 0) largest[side * ROWS + row + r * 8] = scale[r];
+        }
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+        UNROLL for (int r = 0; r < 2; r++) {
+            scale[r] = fitting_scale(float_bits(::maximum(scale[r], largest[(side ^ 1) * ROWS + row + r * 8])));
+            undo[r] = 1.0f / scale[r];
+        }
+        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fit(word[unit], scale);
+        NO_UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
+            uint32 a[16];
+            UNROLL for (int step = 0; step < 4; step++) load_matrix_at(a + step * 4, matrices(rows + unit * UNIT_BYTES, step));
+            fit(a, scale);
+            UNROLL for (int step = 0; step < 4; step++) {
+                uint32 to = matrices(rows + unit * UNIT_BYTES, step);
+                store_matrix(to, a[step * 4], a[step * 4 + 1], a[step * 4 + 2], a[step * 4 + 3]);
+            }
+        }
+        publish_to_async();
+    }
+};
+
+/// Starts the products of the queries with the tile `n`, unit by unit as they come in. The rotary unit comes first: the next one can
+/// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
+DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
+    HalfPlace half = place_of<HALVES>(2 * n);
+    auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
+        if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
+        if (GATHERS && column == 0) publish_to_async();
+        products_begin();
+        UNROLL for (int step = 0; step < 4; step++) {
+            uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
+            if (held) {
+                product_64_held(x, held + step * 4, b, !first || step > 0);
+            } else {
+                product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
+            }
+        }
+    };
+    if (ROPE_DIM > 0) {
+        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), 0, q.word[2], 0, true);
+        products_commit();
+    }
+    UNROLL for (int other = 0; other < 2; other++) {
+        uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
+        UNROLL for (int column = 0; column < HALF_UNITS; column++) {
+            start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
+                  column == 0 ? q.word[other] : nullptr, staged, ROPE_DIM == 0 && other + column == 0);
+        }
+        half.advance();
+        products_commit();
+        if (ROPE_DIM > 0 && other == 0) {
+            products_wait<1>();
+            release(ring.rotary_empty());
+        }
+    }
+}
+
+/// What a block computes of one sequence, and how much of that its rows see.
+struct Piece {
+    int64 slot;  // where its result goes; the output if negative
+    int seq, first_row;
+    int token;       // at which its first tile begins
+    int begin, end;  // its tokens; 0 where there is no piece
+    int seen;        // tokens that all rows see; negative where the first lacks some
+
+    DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
+        : slot(-1), seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(0), seen(0) {
+        if (!at.more) return;
+        Slots slots = slots_of(p, seq);
+        if (slots.count > 0) slot = slots.begin + at.split;
+        end = at.end;
+        seen = sequence_length(p, quotient(seq, num_groups(p)));
+        if (p.causal) seen += 1 - p.query_len + row_of(p, seq, first_row).token;
+    }
+
+    /// Tokens that the block's row sees of the sequence, within the piece's end.
+    DEVICE int limit(const DecodeParams& p, int row) const {
+        int later = p.causal ? row_of(p, seq, first_row + row).token - row_of(p, seq, first_row).token : 0;
+        return smaller(seen + later, end);
+    }
+
+    DEVICE int tiles() const { return divide_up(end - token, TILE_TOKENS); }
+    /// Tokens of tile `i` before the end.
+    DEVICE int valid(int i) const { return end - token - i * TILE_TOKENS; }
+
+    /// Products of tile `i` to logits, but for a factor of each of a lane's rows: `scale`, before that of the products.
+    DEVICE void mask(const DecodeParams& p, float (&x)[32], int i, float (&scale)[2]) const {
+        float factor = p.sm_scale * p.kv_scale * LOG2_E;
+        if (p.softcap != 0.0f || factor <= 0.0f) {
+            if constexpr (NARROWED) {
+                UNROLL for (int i = 0; i < 32; i++) x[i] *= scale[i / 2 % 2];
+            }
+            scale_logits(p, x);
+            scale[0] = scale[1] = 1.0f;
+        } else {
+            UNROLL for (int r = 0; r < 2; r++) scale[r] *= factor;
+        }
+        int first = token + i * TILE_TOKENS;
+        if (first + TILE_TOKENS <= smaller(seen, end) && first >= begin) return;
+        int lane = unhoisted(lane_index());
+        int row = warp_of_group() * 16 + lane / 4;
+        int limits[2] = {limit(p, row), limit(p, row + 8)};
+        UNROLL for (int i = 0; i < 32; i++) {
+            int at = first + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            if (at >= limits[i / 2 % 2] || at < begin) x[i] = NEGATIVE_INFINITY;
+        }
+    }
+};
+
+static_assert(sizeof(Piece) == PIECE_BYTES, "two of each side in shared memory");
+
+/// This warp's rows of a piece's result, HALF columns, a row's 16-byte words in neighbouring lanes.
+struct Output {
+    Word4 word[16];
+
+    /// Gathers it by way of the warp's rows of `staging`.
+    DEVICE void gather(float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
+        constexpr int ROW_BYTES = HALF * 2;
+        constexpr int WINDOW = 8;  // words whose order a row's number changes
+        int lane = unhoisted(lane_index());
+        staging += warp_of_group() * 16 * ROW_BYTES;
+        UNROLL for (int i = 0; i < 128; i++) {
+            // A row that saw nothing is zero even beside values that are not finite.
+            float factor = scale[i / 2 % 2];
+            o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
+        }
+        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
+        UNROLL for (int w = 0; w < WINDOW; w += 2) {
+            uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
+            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
+                const float* x = o + (window + w) * 4;
+                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+            }
+        }
+        warp_barrier();
+        UNROLL for (int r = 0; r < 16; r++) word[r] = *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
+        warp_barrier();
+    }
+
+    DEVICE void write(const DecodeParams& p, int seq, int64 slot, int first_row, int column) const {
+        int lane = unhoisted(lane_index());
+        Row row = row_of(p, seq, first_row + lane % 16);
+        uint64 to = row.valid ? (uint64)(result_row(p, row, slot, first_row + lane % 16) + column) : 0;
+        UNROLL for (int r = 0; r < 16; r++) {
+            uint64 at = from_lane(to, r);
+            if (at != 0) store_output(global_pointer<uint16>(at) + lane * 8, word[r]);
+        }
+    }
+};
+
+/// One of the two sides.
+struct Side {
+    const DecodeParams& p;
+    int side;
+    unsigned char SHARED* shared;
+    Ring ring;
+    float o[128];  // HALF columns of sixteen rows a warp
+    float maximum[2], sum[2];
+
+    /// What lanes hand on with a tile's weights: the maxima of their two rows, and their shares of the sums.
+    DEVICE Float4 SHARED& state() const { return *((Float4 SHARED*)(shared + STATE_AT) + thread_index() % SIDE_THREADS); }
+    /// The piece in hand and the next, in turn: registers are full.
+    DEVICE Piece SHARED& piece(int turn) const { return *((Piece SHARED*)(shared + PIECES_AT) + side * 2 + turn); }
+    /// What undoes the scaling of the queries of a lane's row, in the place of their largest.
+    DEVICE float SHARED& undo(int r) const {
+        int row = warp_of_group() * 16 + unhoisted(lane_index()) / 4 + r * 8;
+        return *((float SHARED*)(shared + LARGEST_AT) + side * ROWS + row);
+    }
+    DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
+    /// The side's half of a tile that is its own or not.
+    DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
+    DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
+
+    /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
+    DEVICE void raise(const float (&to)[2]) {
+        products_wait<0>();  // or the compiler waits on all paths
+        settle(o);
+        float factor[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[r] = exp2(maximum[r] - to[r]);
+            maximum[r] = to[r];
+            sum[r] *= factor[r];
+        }
+        UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+    }
+
+    /// Turns products, which `scale` makes logits, into weights; the four lanes of a row hold sixteen tokens each.
+    DEVICE void weigh(float (&x)[32], const float (&scale)[2]) {
+        float highest[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            highest[r] = x[2 * r];
+            UNROLL for (int i = 0; i < 16; i++) highest[r] = ::maximum(highest[r], x[i / 2 * 4 + 2 * r + i % 2]);
+            highest[r] *= scale[r];
+        }
+        if (warp_any(highest[0] > maximum[0] + LAZY_MAX || highest[1] > maximum[1] + LAZY_MAX)) {
+            UNROLL for (int r = 0; r < 2; r++) {
+                highest[r] = lanes_maximum<4>(highest[r]);
+                if (!(highest[r] > maximum[r] + LAZY_MAX)) highest[r] = maximum[r];
+            }
+            raise(highest);
+        }
+        UNROLL for (int i = 0; i < 32; i++) {
+            x[i] = exp2(x[i] * scale[i / 2 % 2] - maximum[i / 2 % 2]);
+            sum[i / 2 % 2] += x[i];
+        }
+    }
+
+    /// Hands over the weights of the tile `n`, and the state of its rows.
+    DEVICE void hand_over(const uint32 (&weights)[16], int n) {
+        int lane = unhoisted(lane_index());
+        int warp_row = warp_of_group() * 16;
+        int matrix_row = lane % 16;
+        uint32 to = ring.base + WEIGHTS_AT + (warp_row + matrix_row) * 128;
+        UNROLL for (int step = 0; step < 4; step++) {
+            const uint32* a = weights + step * 4;
+            store_matrix(to + ((step * 2 + lane / 16) ^ matrix_row % 8) * 16, a[0], a[1], a[2], a[3]);
+        }
+        state() = {maximum[0], maximum[1], sum[0], sum[1]};
+        publish_to_async();
+        barrier_arrive(ready(n));  // each lane for what it has stored, which is how racecheck follows it
+    }
+
+    /// Waits for the weights of the other side's tile `n`, and takes over the state of its rows.
+    DEVICE void take_over(int n) {
+        barrier_wait(ready(n), n / 2 & 1);
+        Float4 told = state();
+        float told_maximum[2] = {told.x, told.y};
+        if (warp_any(told.x != maximum[0] || told.y != maximum[1])) raise(told_maximum);
+        sum[0] = told.z;
+        sum[1] = told.w;
+    }
+
+    /// Clears what the side's half of a tile has after its piece's end; of gathered rows nothing is there.
+    DEVICE void clear(int half, int valid) const {
+        if (GATHERS || valid >= TILE_TOKENS) return;
+        clear_rows(shared + half * HALF_BYTES, valid);
+        side_barrier();
+    }
+
+    /// Starts the products of the weights in shared memory with a half.
+    DEVICE void start_other(int half, bool first) {
+        uint32 weights = ring.base + WEIGHTS_AT, values = ring.half(half);
+        products_begin();
+        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+            product_256(o, rows_operand(weights, step * 32), columns_operand<UNIT_BYTES>(values, step * 2048),
+                        step > 0 || !first);
+        }
+    }
+
+    /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
+    DEVICE Output finish(const Piece& piece, int n) {
+        bool own = n % 2 == side;
+        int warp_row = warp_of_group() * 16;
+        float scale[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            // Emptiness is a sum of zero: a NaN must show.
+            float total = lanes_sum<4>(sum[r]);
+            scale[r] = result_scale(p, total, piece.slot);
+            float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
+            int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
+            Row of = row_of(p, piece.seq, group_row);
+            if (!own || lane_index() % 4 != 0 || !of.valid) continue;
+            if (piece.slot < 0) {
+                write_lse(p, of, lse);
+            } else {
+                global_pointer<float>(p.partial_lse)[piece.slot * group_rows(p) + group_row] = lse;
+            }
+        }
+        side_barrier();  // no warp reads the values any more
+        Output output;
+        output.gather(o, scale, shared + half(n, own) * HALF_BYTES);
+        return output;
+    }
+
+    /// Sums up a piece whose first tile is the block's tile `base`.
+    DEVICE void attend(const Piece& piece, const Queries& queries, int base) {
+        maximum[0] = maximum[1] = NO_MAXIMUM;
+        sum[0] = sum[1] = 0.0f;
+        int tiles = piece.tiles();
+        int i = (base ^ side) & 1;  // the side's own tile
+        NO_UNROLL while (warp_any(i < tiles)) {
+            int n = base + i;
+            float x[32];
+            start_logits(x, queries, side, ring, n);
+            // A piece's first tile has none before it. Its products begin all the same, for the compiler's sake: the own ones
+            // after them overwrite what they sum up.
+            if (i > 0) take_over(n - 1);
+            start_other(i > 0 ? half(n - 1, false) : half(n, true), i <= 1);
+            products_commit();
+            products_wait<1>();
+            settle(x);
+
+            float scale[2] = {1.0f, 1.0f};
+            UNROLL for (int r = 0; r < 2; r++) {
+                if constexpr (NARROWED) scale[r] = undo(r);
+            }
+            piece.mask(p, x, i, scale);
+            weigh(x, scale);
+            uint32 weights[16];
+            UNROLL for (int j = 0; j < 16; j++) {
+                weights[j] = FP8 ? pack_f16(x[2 * j], x[2 * j + 1]) : pack(x[2 * j], x[2 * j + 1]);
+            }
+            products_wait<0>();
+            settle(o);
+            side_barrier();  // no warp reads the other side's weights any more
+            hand_over(weights, n);
+            if (i > 0) release(ring.half_empty(half(n - 1, false)));
+            clear(half(n, true), piece.valid(i));
+            uint32 values = ring.half(half(n, true));
+            products_begin();
+            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+                product_256_held(o, weights + step * 4, columns_operand<UNIT_BYTES>(values, step * 2048), step > 0 || i > 0);
+            }
+            products_commit();
+            products_wait<0>();
+            settle(o);
+            i += 2;
+            if (i <= tiles) release(ring.half_empty(half(n, true)));
+        }
+        if (!warp_any(i > tiles)) {  // the last tile is the other side's
+            int last = base + tiles - 1;
+            take_over(last);
+            clear(half(last, false), piece.valid(tiles - 1));
+            start_other(half(last, false), tiles == 1);
+            products_commit();
+            products_wait<0>();
+            settle(o);
+        }
+    }
+};
+
+/// The pieces of the block's part, by one side.
+DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, unsigned char SHARED* shared,
+                        const Ring& ring) {
+    unsigned char SHARED* staged = shared + QUERY_AT;
+    Side self = {p, side, shared, ring};
+    bool describes = thread_index() % SIDE_THREADS == 0;
+    int base = 0;
+    int kept = HALVES - 2 + side;
+    // The part's first sequence is seldom empty: its queries are asked for before its length has told.
+    Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    Cursor first(p, part);
+    if (first.seq != part.seq || !first.more) {
+        copy_wait<0>();
+        if (!first.more) return;
+        Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+    }
+    Piece piece(p, first, part, first_row);
+    if (describes) self.piece(0) = piece;
+    NO_UNROLL for (int turn = 0;; turn ^= 1) {
+        if constexpr (!ONE_PIECE) {  // while the queries come, what is next is looked up
+            Part whole = find_part(p, item);
+            Part rest = {piece.seq + 1, 0, whole.end_seq, whole.end_token, 0};
+            Piece after(p, Cursor(p, rest), rest, first_row);
+            if (describes) self.piece(turn ^ 1) = after;
+        }
+        Queries queries;
+        queries.take(shared + kept * HALF_BYTES);
+        float undo[2];
+        if constexpr (NARROWED) queries.narrow(undo, side, staged, (float SHARED*)(shared + LARGEST_AT));
+        release(ring.half_empty(kept));
+        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
+        UNROLL for (int r = 0; r < 2; r++) {
+            if constexpr (NARROWED) self.undo(r) = undo[r];
+        }
+        self.attend(piece, queries, base);
+        base += piece.tiles();
+        kept = self.half(base - 1, (base - 1) % 2 == side);
+        // Both are read before the side meets in `finish`, after which they may be written again.
+        Piece done = self.piece(turn);
+        if constexpr (!ONE_PIECE) piece = self.piece(turn ^ 1);
+        Output output = self.finish(done, base - 1);
+        // Both sides are done with the queries: who has seen the last weights knows it of the other.
+        bool more = !ONE_PIECE && warp_any(piece.end > 0);
+        if (more) Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        output.write(p, done.seq, done.slot, first_row + warp_of_group() * 16, side * HALF);
+        if (!more) break;
+    }
+}
+
+/// Prepares the block, by one thread; all must meet before they go on.
+DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared) {
+    Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    if constexpr (!GATHERS) prefetch_map(latent);
+    if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
+    ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
+    if constexpr (FP8) Staging{shared + STAGING_AT, shared + STAGING_STATE_AT}.init();
+    for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_THREADS);
+    barrier_publish_init();
+}
+
+/// The block's part of the schedule, which stands.
+DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared) {
+    Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+    int first_row = block_index() % row_blocks * BLOCK_ROWS;
+    int item = block_index() / row_blocks;
+    Part part = find_part(p, item);
+    if (part.empty()) return;
+    int role = warpgroup_index();
+    if (role == 0) {
+        shrink_registers<LOADER_REGISTERS>();
+        if constexpr (GATHERS) {
+            gather_tiles(p, part, Cursor(p, part), ring);
+        } else if constexpr (FP8) {
+            load_widened(p, part, latent, rope, shared, {shared + STAGING_AT, shared + STAGING_STATE_AT}, ring);
+        } else if (warp_of_group() == 0) {
+            load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
+        }
+    } else {
+        grow_registers<SIDE_REGISTERS>();
+        attend_part(p, item, part, first_row, role - 1, shared, ring);
+    }
+}
