@@ -355,6 +355,10 @@ fn bench_measures_and_checks() {
     assert!(value["ceilings"]["read"].as_f64() > Some(0.0));
     for point in value["points"].as_array().unwrap() {
         assert!(point["us"].as_f64() > Some(0.0) && point["error"].as_f64() < Some(2e-2), "{point}");
+        // Rounding to bf16 alone leaves some 1.6e-3 of the norm.
+        let (norm, of_a_row) = (point["error_norm"].as_f64().unwrap(), point["error_norm_max"].as_f64().unwrap());
+        assert!((1e-3..2.5e-3).contains(&norm) && (norm..4e-3).contains(&of_a_row), "{point}");
+        assert!(point["checked_rows"].as_u64() > Some(1), "{point}");
     }
     run(&["bench", "--points", "B2"]).fails(&["points", "`B64 S4096 H16 q1`"]);
 }
@@ -372,7 +376,8 @@ fn options_that_would_change_nothing_are_refused() {
 
 #[test]
 fn soak_checks_random_problems_and_repeats_one() {
-    run(&["soak", "--small", "--seconds", "3", "--problems", "60"]).shows(0, &["of them graphs", "problems right in"]);
+    run(&["soak", "--small", "--seconds", "3", "--problems", "60"])
+        .shows(0, &["of them graphs", "problems right in", "largest norm: bf16 "]);
     let one = ["soak", "--only", "3:7"];
     run(&one).shows(0, &["seed 3", "1 problem right in"]);
     run(&["soak", "--only", "3"]).shows(2, &[]);

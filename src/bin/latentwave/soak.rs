@@ -23,6 +23,9 @@ use run::{Errors, Fault, Passed};
 /// and cache slots that no token uses are NaN, unused table entries are anything. A problem is launched one to three times,
 /// eagerly or as a graph, with other lengths and tables and without clearing the scratch between. Every element of an output
 /// must have been written and nothing beside it; some rows are compared with float64. All processor cores draw and check.
+///
+/// Errors: `out`, the largest difference of an element as a share of its row's largest; `norm`, ||out - ref|| / ||ref|| of all
+/// checked rows of a launch together, by which bf16 kernels are commonly judged (2.5e-3); `LSE`, as a share of it, absolute below 1.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Seconds after which no further problem is begun.
@@ -174,7 +177,8 @@ impl Tally {
     }
 
     fn table(&self, time: Duration) -> String {
-        let heading = ["form", "types", "rows", "tokens", "problems", "of them graphs", "launches", "out", "LSE"];
+        let heading =
+            ["form", "types", "rows", "tokens", "problems", "of them graphs", "launches", "out", "norm", "LSE"];
         let mut lines = vec![heading.map(str::to_owned).to_vec()];
         let mut all = Count::default();
         let cells = |count: &Count| {
@@ -183,6 +187,7 @@ impl Tally {
                 text::count(count.replayed),
                 text::count(count.launches),
                 format!("{:.1e}", count.errors.out),
+                format!("{:.2e}", count.errors.norm),
                 format!("{:.1e}", count.errors.lse),
             ]
         };
@@ -198,6 +203,45 @@ impl Tally {
         }
         lines.push(["all", "", "", ""].map(str::to_owned).into_iter().chain(cells(&all)).collect());
         let right = text::plural(all.problems, "problem");
-        format!("{}\n{right} right in {}", text::table(&lines, 2), text::seconds(time.as_secs_f64()))
+        let (table, time) = (text::table(&lines, 2), text::seconds(time.as_secs_f64()));
+        format!("{table}\n{right} right in {time}{}", self.norms())
+    }
+
+    /// The largest errors in norm, of each type of queries.
+    fn norms(&self) -> String {
+        let mut by_type = BTreeMap::<DType, Errors>::new();
+        for (form, count) in &self.forms {
+            by_type.entry(form.types[0]).or_default().merge(count.errors);
+        }
+        let norms = by_type
+            .iter()
+            .map(|(dtype, Errors { norm, row_norm, .. })| format!("{dtype} {norm:.2e} (of a row {row_norm:.2e})"));
+        let norms: Vec<String> = norms.collect();
+        if norms.is_empty() { String::new() } else { format!("; largest norm: {}", norms.join(", ")) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use latentwave::kernel::Entry;
+
+    use super::*;
+
+    #[test]
+    fn the_largest_error_in_norm_of_each_type_of_queries_is_told() {
+        let problem = Problem::draw(0, 0, &Size::SMALL, |_, _, _| true);
+        let mut tally = Tally::default();
+        let types = [(DType::BF16, DType::BF16), (DType::BF16, DType::Fp8E4m3), (DType::F16, DType::F16)];
+        for (index, ((q, kv), norm)) in types.into_iter().zip([1e-3, 2.25e-3, 3e-4]).enumerate() {
+            let kernel = Variant { kv_dtype: kv, ..Variant::simple(Entry::DecodeSplit, q) };
+            let errors = Errors { out: 0.0, norm, row_norm: 1.5 * norm, lse: 0.0 };
+            tally.note(index as u64, &problem, Ok(Some(Passed { kernel, launches: 1, errors })));
+        }
+        let table = tally.table(Duration::from_secs(1));
+        let last = table.lines().last().unwrap();
+        assert!(last.starts_with("3 problems right in 1.00 s; largest norm: "), "{last}");
+        for of_type in ["bf16 2.25e-3 (of a row 3.37e-3)", "f16 3.00e-4 (of a row 4.50e-4)"] {
+            assert!(last.contains(of_type), "{last}");
+        }
     }
 }
