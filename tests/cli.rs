@@ -386,6 +386,27 @@ fn soak_checks_random_problems_and_repeats_one() {
 }
 
 #[test]
+fn soak_runs_problems_of_given_shapes() {
+    let points = ["soak", "--problems", "2", "--points", "B2 S50 H3 q2, skew B1 1x4100 H2"];
+    let shown = [
+        "B2 S50 H3 q2: mla_decode_split_bf16_fp8_e4m3_512+64_",
+        "skew B1 1x4100 H2 q1: mla_decode",
+        "2 problems right",
+    ];
+    let shape = ["--kv-dtype", "fp8", "--page-size", "8", "--split-policy", "fixed:2", "--captured-for", "8192"];
+    run(&[&points[..], &shape].concat()).shows(0, &shown);
+    run(&["soak", "--ops", "--small", "--problems", "1"])
+        .shows(0, &["written and gathered", "combined: right, norm 1."]);
+    for (shape, fault) in [("B2", "a point is written"), ("", "none"), ("B9999 S9999 H1", "cached tokens")] {
+        let ran = run(&["soak", "--points", shape]);
+        assert!(ran.status == Some(1) && (ran.err.contains(fault) || ran.err.contains("are needed")), "{}", ran.err);
+    }
+    for unused in [&["--page-size", "8"][..], &["--portable"], &["--points", "B1 S9 H1", "--few"]] {
+        assert_eq!(run(&[&["soak"], unused].concat()).status, Some(2), "{unused:?}");
+    }
+}
+
+#[test]
 fn help_documents_the_exit_status() {
     run(&["--help"]).shows(0, &["replay", "resolve", "info", "bench", "Exit status"]);
     run(&["replay", "--help"]).shows(0, &["--spec-tokens", "--verify", "Exit status", "130"]);

@@ -3,7 +3,6 @@
 mod ceilings;
 mod check;
 mod measure;
-mod point;
 mod roofline;
 
 use std::path::PathBuf;
@@ -15,10 +14,10 @@ use serde::Serialize;
 
 use crate::args::{self, ModelArgs, TypeArgs};
 use crate::device::{self, DeviceArgs, Job};
+use crate::point::{self, Point};
 use crate::{Outcome, files, interrupt, rows, text};
 use ceilings::Ceilings;
 use measure::{Measurement, Method};
-use point::Point;
 
 /// Measure decode attention at named points
 ///

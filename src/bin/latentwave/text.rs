@@ -1,4 +1,6 @@
-//! Numbers as people read them.
+//! Numbers and names as people read them.
+
+use latentwave::backend::DecodeKernels;
 
 /// A whole number with its thousands set apart: `12,345`.
 pub(crate) fn count(number: usize) -> String {
@@ -52,6 +54,14 @@ pub(crate) fn percent(share: f64) -> String {
 /// `1 step`, `2 steps`.
 pub(crate) fn plural(number: usize, noun: &str) -> String {
     format!("{} {noun}{}", count(number), if number == 1 { "" } else { "s" })
+}
+
+/// The kernels of stage 1 that serve a step: one, or two of which the lengths choose.
+pub(crate) fn kernels(kernels: &DecodeKernels) -> String {
+    match kernels.few {
+        Some(few) => format!("{} or {}", few.split, kernels.split),
+        None => kernels.split.to_string(),
+    }
 }
 
 /// Columns set under one another, two spaces apart. The first `left` columns and the last are set to the left, the rest to the

@@ -9,10 +9,10 @@ use latentwave::{
 use serde::Serialize;
 
 use super::check;
-use super::point::Point;
-use crate::interrupt;
+use crate::point::Point;
 use crate::rng::Rng;
 use crate::rows::{self, Errors, Rows};
+use crate::{interrupt, text};
 
 /// Distinct random cache rows; a cache repeats them.
 const DISTINCT_ROWS: usize = 1021;
@@ -183,10 +183,7 @@ pub(crate) fn measure<B: GraphBackend>(
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
-        kernel: match plan.kernels().few {
-            Some(few) => format!("{} or {}", few.split, plan.kernels().split),
-            None => plan.kernels().split.to_string(),
-        },
+        kernel: text::kernels(plan.kernels()),
     }))
 }
 

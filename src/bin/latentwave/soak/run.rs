@@ -10,7 +10,7 @@ use latentwave::{
 };
 
 use super::problem::{Block, Problem};
-use crate::{interrupt, rows};
+use crate::{interrupt, rows, text};
 
 /// What outputs and scratch hold before a launch: NaN in every float type.
 const POISON: u8 = 0xff;
@@ -19,6 +19,8 @@ const POISON: u8 = 0xff;
 #[derive(Debug)]
 pub(super) struct Passed {
     pub(super) kernel: Variant,
+    /// Names of all kernels of stage 1.
+    pub(super) kernels: String,
     pub(super) launches: usize,
     pub(super) errors: Errors,
 }
@@ -78,7 +80,9 @@ pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Opt
         let (out, lse) = written.map_err(|error| failed(&format!("launch {round}"), error))?;
         errors.merge(check(problem, round, out, lse).map_err(|miss| Fault::Wrong(format!("launch {round}: {miss}")))?);
     }
-    let passed = Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors };
+    let kernels = device.plan.kernels();
+    let passed =
+        Passed { kernel: kernels.split, kernels: text::kernels(kernels), launches: problem.rounds.len(), errors };
     Ok((!interrupt::caught()).then_some(passed))
 }
 
@@ -263,7 +267,7 @@ mod tests {
     /// A problem with an LSE and room around its outputs, and what a right launch writes.
     fn right() -> (Problem, Vec<u8>, Vec<u8>) {
         let only_bf16 = |q, kv, _| (q, kv) == (DType::BF16, DType::BF16);
-        let drawn = (0..).map(|index| Problem::draw(5, index, &Size::SMALL, only_bf16));
+        let drawn = (0..).map(|index| Problem::draw(5, index, &Size::SMALL, None, only_bf16));
         let suits = |problem: &Problem| {
             let seen = problem.rounds[0].seq_lens.iter().all(|len| *len as usize > problem.query_len);
             problem.lse && seen && problem.out_block.whole[3] > 512 && problem.rows() > 2
