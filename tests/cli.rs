@@ -355,6 +355,10 @@ fn bench_measures_and_checks() {
     assert!(value["ceilings"]["read"].as_f64() > Some(0.0));
     for point in value["points"].as_array().unwrap() {
         assert!(point["us"].as_f64() > Some(0.0) && point["error"].as_f64() < Some(2e-2), "{point}");
+        // Rounding to bf16 alone leaves some 1.6e-3 of the norm.
+        let (norm, of_a_row) = (point["error_norm"].as_f64().unwrap(), point["error_norm_max"].as_f64().unwrap());
+        assert!((1e-3..2.5e-3).contains(&norm) && (norm..4e-3).contains(&of_a_row), "{point}");
+        assert!(point["checked_rows"].as_u64() > Some(1), "{point}");
     }
     run(&["bench", "--points", "B2"]).fails(&["points", "`B64 S4096 H16 q1`"]);
 }
@@ -372,12 +376,34 @@ fn options_that_would_change_nothing_are_refused() {
 
 #[test]
 fn soak_checks_random_problems_and_repeats_one() {
-    run(&["soak", "--small", "--seconds", "3", "--problems", "60"]).shows(0, &["of them graphs", "problems right in"]);
+    run(&["soak", "--small", "--seconds", "3", "--problems", "60"])
+        .shows(0, &["of them graphs", "problems right in", "largest norm: bf16 "]);
     let one = ["soak", "--only", "3:7"];
     run(&one).shows(0, &["seed 3", "1 problem right in"]);
     run(&["soak", "--only", "3"]).shows(2, &[]);
     run(&["soak", "--seconds", "-1"]).fails(&["`seconds`", "positive"]);
     run(&["soak", "--problems", "0"]).fails(&["`problems`", "at least 1"]);
+}
+
+#[test]
+fn soak_runs_problems_of_given_shapes() {
+    let points = ["soak", "--problems", "2", "--points", "B2 S50 H3 q2, skew B1 1x4100 H2"];
+    let shown = [
+        "B2 S50 H3 q2: mla_decode_split_bf16_fp8_e4m3_512+64_",
+        "skew B1 1x4100 H2 q1: mla_decode",
+        "2 problems right",
+    ];
+    let shape = ["--kv-dtype", "fp8", "--page-size", "8", "--split-policy", "fixed:2", "--captured-for", "8192"];
+    run(&[&points[..], &shape].concat()).shows(0, &shown);
+    run(&["soak", "--ops", "--small", "--problems", "1"])
+        .shows(0, &["written and gathered", "combined: right, norm 1."]);
+    for (shape, fault) in [("B2", "a point is written"), ("", "none"), ("B9999 S9999 H1", "cached tokens")] {
+        let ran = run(&["soak", "--points", shape]);
+        assert!(ran.status == Some(1) && (ran.err.contains(fault) || ran.err.contains("are needed")), "{}", ran.err);
+    }
+    for unused in [&["--page-size", "8"][..], &["--portable"], &["--points", "B1 S9 H1", "--few"]] {
+        assert_eq!(run(&[&["soak"], unused].concat()).status, Some(2), "{unused:?}");
+    }
 }
 
 #[test]

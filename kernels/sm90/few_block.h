@@ -412,13 +412,10 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
     return true;
 }
 
-/// What came of a block's piece: it is done, it was found by what is no more, or there are more tokens now than this form serves.
-enum class Outcome { DONE, CHANGED, MORE };
-
-/// The block's piece. What was written before this kernel may be `stale` at first, until it has waited. Barriers are in the phase of
-/// `parity`.
+/// The block's piece. What was written before this kernel may be `stale` at first, until it has waited; false if it was. Barriers are in
+/// the phase of `parity`.
 template <bool stale>
-DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles,
+DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles,
                     int parity) {
     int group = warpgroup_index();
     Signals signals = {tiles.base + SIGNALS_AT};
@@ -426,11 +423,8 @@ DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const Tensor
     // A block's warps must agree what they find, also while lengths change.
     int length = stale ? ((const int SHARED*)(shared + LENGTHS_AT))[lane_index() & (few_width(p) - 1)] : length_at ? load_now(length_at) : 0;
     int tokens = few_tokens(p, length);
-    if (!stale && BESIDE_ROWS && warp_any(!are_few(p, tokens))) return Outcome::MORE;
     if (BESIDE_ROWS && group == GROUPS && warp_of_group() > 0) {  // only the other form has work for so many
-        if (!stale) return Outcome::DONE;
-        grid_dependency_wait();
-        return signals.was_changed(shared) ? Outcome::CHANGED : Outcome::DONE;
+        return !stale || !signals.was_changed(shared);
     }
     int block = unhoisted(block_index());
     int row_blocks = divide_up(group_rows(p), ROWS);
@@ -455,13 +449,13 @@ DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const Tensor
             changed |= loader.page_now() != loader.page;
             changed = warp_any(changed);
             signals.tell_changed(shared, changed);
-            if (changed) return Outcome::CHANGED;
+            if (changed) return false;
         }
-        if (piece.begin >= piece.end) return Outcome::DONE;
+        if (piece.begin >= piece.end) return true;
         loader.run(p, piece, latent, rope, tiles);
         finish_rows(p, piece, first_row, (const Summands SHARED*)(shared + EXCHANGE_AT), (const float SHARED*)(shared + MAXIMA_AT),
                     (float SHARED*)(shared + FACTOR_AT), signals);
-        return Outcome::DONE;
+        return true;
     }
     Queries queries;
     Softmax softmax;
@@ -473,13 +467,12 @@ DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const Tensor
     }
     if (piece.begin < piece.end) queries.copy(shared + QUERY_AT);
     barrier_arrive(signals.queries());
-    if (piece.begin >= piece.end) return stale && signals.was_changed(shared) ? Outcome::CHANGED : Outcome::DONE;
+    if (piece.begin >= piece.end) return !stale || !signals.was_changed(shared);
     copy_wait<0>();
     publish_to_async();
     workers_barrier();
     // Knowing that there are two groups also keeps operands in those registers.
-    bool done = attend<stale>(p, piece, first_row, group & 1, softmax, parity, shared, tiles, signals);
-    return done ? Outcome::DONE : Outcome::CHANGED;
+    return attend<stale>(p, piece, first_row, group & 1, softmax, parity, shared, tiles, signals);
 }
 
 /// Prepares the block, and notes lengths that may be out of date, by its first two warps; all threads must meet before they go on.
@@ -506,16 +499,16 @@ DEVICE bool are_noted_few(const DecodeParams& p) {
     return !warp_any(!are_few(p, few_tokens(p, length)));
 }
 
-/// The step of few tokens, by the lengths that were noted, or by those that stand now if more were noted or others and all threads have
-/// waited. False if there are more by then: all that was begun in shared memory has ended. All threads must meet before they go on then.
-DEVICE bool serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, bool noted) {
+/// The block's piece, by lengths and pages that may be out of date and, if they are, once more; or, if all threads have `waited` for what
+/// came before, by what stands.
+DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, bool waited) {
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    if (noted) {
-        if (work<true>(p, latent, rope, shared, tiles, 0) == Outcome::DONE) return true;
+    if (!waited) {
+        if (work<true>(p, latent, rope, shared, tiles, 0)) return;
         tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
     }
-    return work<false>(p, latent, rope, shared, tiles, noted) == Outcome::DONE;
+    work<false>(p, latent, rope, shared, tiles, !waited);
 }
 
 }  // namespace few

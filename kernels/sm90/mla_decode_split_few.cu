@@ -9,5 +9,5 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     few::prepare(p, latent, rope);
     barrier();
-    few::serve(p, latent, rope, true);
+    few::serve(p, latent, rope, false);
 }

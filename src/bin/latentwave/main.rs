@@ -12,6 +12,7 @@ mod files;
 mod gain;
 mod info;
 mod interrupt;
+mod point;
 #[cfg(any(feature = "cuda", feature = "rocm"))]
 mod precompile;
 mod replay;

@@ -83,6 +83,49 @@ pub(crate) fn error(got: &[f64], wanted: &[f64]) -> f64 {
     got.iter().zip(wanted).fold(0.0_f64, |worst, (a, b)| worst.max((a - b).abs())) / most
 }
 
+/// How far rows of a result are from float64.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub(crate) struct Errors {
+    /// Largest difference of an element, as a share of its row's largest.
+    pub(crate) element: f64,
+    /// `||got - wanted|| / ||wanted||` of the row where it is largest.
+    pub(crate) row_norm: f64,
+    /// Rows that were compared.
+    pub(crate) rows: usize,
+    /// Squares of all rows' differences, and of what was wanted.
+    difference: f64,
+    wanted: f64,
+}
+
+impl Errors {
+    /// Compares one row.
+    pub(crate) fn of_row(got: &[f64], wanted: &[f64]) -> Self {
+        let square = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>();
+        let element = error(got, wanted);
+        let mut row = Self { element, row_norm: 0.0, rows: 1, difference: f64::INFINITY, wanted: 0.0 };
+        row.wanted = square(&mut wanted.iter().copied());
+        if element.is_finite() {
+            row.difference = square(&mut got.iter().zip(wanted).map(|(a, b)| a - b));
+        }
+        row.row_norm = row.norm();
+        row
+    }
+
+    /// Adds what other rows differ by.
+    pub(crate) fn merge(&mut self, other: Self) {
+        self.element = self.element.max(other.element);
+        self.row_norm = self.row_norm.max(other.row_norm);
+        self.rows += other.rows;
+        self.difference += other.difference;
+        self.wanted += other.wanted;
+    }
+
+    /// `||got - wanted|| / ||wanted||` of all rows together, in the Frobenius norm; 0 if both are zero.
+    pub(crate) fn norm(&self) -> f64 {
+        if self.difference > 0.0 { (self.difference / self.wanted).sqrt() } else { 0.0 }
+    }
+}
+
 /// The error that a result of `dtype` may have: a few units in its last place, since a kernel may round probabilities to it too.
 pub(crate) fn tolerance(dtype: DType) -> f64 {
     match dtype {
@@ -101,6 +144,20 @@ mod tests {
         assert_eq!(error(&[1.0, 2.0], &[1.0, 2.5]), 0.2);
         assert_eq!(error(&[f64::NAN], &[1.0]), f64::INFINITY);
         assert_eq!(error(&[1.0], &[1.0, 1.0]), f64::INFINITY);
+    }
+
+    #[test]
+    fn norms_are_of_a_row_and_of_all_rows() {
+        let mut errors = Errors::of_row(&[3.0, 4.0], &[3.0, 4.0]);
+        assert_eq!((errors.norm(), errors.row_norm), (0.0, 0.0));
+        // Off by 0.3 and 0.4 of a row of norm 5: a tenth of it, and of both rows' norm a tenth by the root of two.
+        errors.merge(Errors::of_row(&[3.3, 4.4], &[3.0, 4.0]));
+        assert!((errors.row_norm - 0.1).abs() < 1e-12 && (errors.element - 0.1).abs() < 1e-12, "{errors:?}");
+        assert!((errors.norm() - 0.1 / 2_f64.sqrt()).abs() < 1e-12 && errors.rows == 2, "{errors:?}");
+        errors.merge(Errors::of_row(&[f64::NAN, 4.0], &[3.0, 4.0]));
+        assert_eq!((errors.norm(), errors.row_norm, errors.element), (f64::INFINITY, f64::INFINITY, f64::INFINITY));
+        assert_eq!(Errors::of_row(&[0.0], &[0.0]).norm(), 0.0);
+        assert_eq!(Errors::of_row(&[1.0], &[0.0]).norm(), f64::INFINITY);
     }
 
     #[test]

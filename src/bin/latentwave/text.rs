@@ -1,4 +1,5 @@
-//! Numbers as people read them.
+//! Numbers and names as people read them.
+
 
 /// A whole number with its thousands set apart: `12,345`.
 pub(crate) fn count(number: usize) -> String {

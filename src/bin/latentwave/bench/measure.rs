@@ -4,23 +4,21 @@ use std::time::{Duration, Instant};
 
 use latentwave::{
     DType, DecodeArgs, Error, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, SplitPolicy, Stream, Tensor,
-    Workspace, reference,
+    Workspace,
 };
 use serde::Serialize;
 
-use super::point::Point;
-use crate::interrupt;
+use super::check;
+use crate::point::Point;
 use crate::rng::Rng;
-use crate::rows::{self, Rows};
+use crate::rows::{self, Errors, Rows};
+use crate::{interrupt, text};
 
 /// Distinct random cache rows; a cache repeats them.
 const DISTINCT_ROWS: usize = 1021;
 
 /// Rest before a single replay.
 const REST: Duration = Duration::from_millis(120);
-
-/// Rows of the output that are checked against float64.
-const CHECKED_ROWS: usize = 8;
 
 /// How to measure.
 #[derive(Debug, Clone, Copy)]
@@ -64,6 +62,10 @@ pub(crate) struct Measurement {
     pub(crate) flops: f64,
     /// Largest error of the rows checked, as a share of the row's largest element.
     pub(crate) error: f64,
+    /// `||out - reference|| / ||reference||` of all rows checked together, and of the row where it is largest.
+    pub(crate) error_norm: f64,
+    pub(crate) error_norm_max: f64,
+    pub(crate) checked_rows: usize,
     pub(crate) launches: usize,
     pub(crate) replays: usize,
     pub(crate) num_kv_splits: usize,
@@ -162,7 +164,7 @@ pub(crate) fn measure<B: GraphBackend>(
     issues.sort_by(f64::total_cmp);
     let burst = if method.burst { Some(after_rests(|| Ok(replay()?.0))?) } else { None };
 
-    let Some(error) = inputs.error(backend, &mla, point, &out, method)? else { return Ok(None) };
+    let Some(errors) = inputs.errors(backend, &mla, point, &out, method)? else { return Ok(None) };
     let us = |seconds: f64| seconds * 1e6 / launches as f64;
     let tokens: usize = inputs.lens.iter().map(|&len| len as usize).sum();
     Ok(Some(Measurement {
@@ -174,7 +176,10 @@ pub(crate) fn measure<B: GraphBackend>(
         issue_us: us(issues[issues.len() / 2]),
         kv_bytes: tokens * mla.head_dim() * method.kv_dtype.size(),
         flops: 2.0 * (tokens * point.query_len * mla.num_heads) as f64 * (mla.head_dim() + mla.kv_lora_rank) as f64,
-        error,
+        error: errors.element,
+        error_norm: errors.norm(),
+        error_norm_max: errors.row_norm,
+        checked_rows: errors.rows,
         launches,
         replays: times.len(),
         num_kv_splits: plan.decode().num_kv_splits,
@@ -268,35 +273,26 @@ impl<B: GraphBackend> Inputs<B> {
         }))
     }
 
-    /// Largest error of some rows of the output; `None` at Ctrl-C.
-    fn error(
+    /// What some rows of the output differ by from float64; `None` at Ctrl-C.
+    fn errors(
         &self,
         backend: &B,
         mla: &MlaConfig,
         point: &Point,
         out: &Tensor<B>,
         method: &Method,
-    ) -> Result<Option<f64>> {
-        let mut rng = Rng::new(method.seed ^ 0x0c4e_c4ed);
-        let mut worst = 0.0_f64;
-        let width = mla.head_dim();
-        for _ in 0..CHECKED_ROWS {
-            if interrupt::caught() {
-                return Ok(None);
-            }
-            let (seq, token, head) = (rng.below(point.batch), rng.below(point.query_len), rng.below(mla.num_heads));
-            let row = seq * point.query_len + token;
-            let seen = (self.lens[seq] as usize + token + 1).saturating_sub(point.query_len);
-            let q = self.q_rows.values(row, head * width..(head + 1) * width);
-            let cached_row = |token: usize, to: &mut [f64]| {
-                let page = self.pages[seq][token / mla.page_size] as usize;
-                let row = (page * mla.page_size + token % mla.page_size) % DISTINCT_ROWS;
-                to.copy_from_slice(&self.kv_rows.values(row, 0..width));
-            };
-            let wanted = reference::attend(&q, mla.kv_lora_rank, seen, f64::from(mla.sm_scale), 0.0, cached_row).out;
-            let got = rows::read(backend, &out.narrow(0, row..row + 1)?.narrow(1, head..head + 1)?)?;
-            worst = worst.max(rows::error(&got, &wanted));
-        }
-        Ok(Some(worst))
+    ) -> Result<Option<Errors>> {
+        let slot = |seq: usize, token: usize| {
+            self.pages[seq][token / mla.page_size] as usize * mla.page_size + token % mla.page_size
+        };
+        let wanted = check::Wanted {
+            mla,
+            lens: &self.lens,
+            query_len: point.query_len,
+            q_rows: &self.q_rows,
+            kv_rows: &self.kv_rows,
+            cached_row: |seq, token| slot(seq, token) % DISTINCT_ROWS,
+        };
+        check::errors(&wanted, method.seed, |row| rows::read(backend, &out.narrow(0, row..row + 1)?))
     }
 }

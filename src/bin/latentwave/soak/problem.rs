@@ -8,6 +8,7 @@ use latentwave::reference::{self, Attended};
 use latentwave::testing::{SplitMix64, nan_byte};
 use latentwave::{DType, MlaConfig, SplitPolicy};
 
+use crate::point::Point;
 use crate::rng::Rng;
 use crate::rows::Rows;
 
@@ -18,6 +19,9 @@ const DISTINCT_QUERIES: usize = 127;
 
 /// Problems in a row that share their rarer element types and widths: each pair is a kernel that may have to be compiled.
 const WINDOW: u64 = 256;
+
+/// Latent and rope widths that most problems have.
+const DEEPSEEK: (usize, usize) = (512, 64);
 
 /// Partial rows that a problem's scratch may hold.
 const MAX_PARTIAL_ROWS: usize = 1 << 16;
@@ -65,6 +69,19 @@ impl Size {
     pub(super) fn of_few(self) -> Self {
         Self { batch: self.batch.min(4), query_len: self.query_len.min(4), chosen: true, ..self }
     }
+}
+
+/// A problem whose shape is given, not drawn: launched once.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Given {
+    pub(super) point: Point,
+    pub(super) q_dtype: DType,
+    pub(super) kv_dtype: DType,
+    pub(super) page_size: usize,
+    pub(super) policy: SplitPolicy,
+    /// Longest sequence that is planned for, if it is longer than the point's own.
+    pub(super) captured_for: usize,
+    pub(super) portable: bool,
 }
 
 /// A block of a larger tensor: what a strided view sees of it.
@@ -147,15 +164,19 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Problem `index` of a seed, of types that a backend serves: `served(q, kv, dims)`.
+    /// Problem `index` of a seed, of types that a backend serves: `served(q, kv, dims)`. What is given is drawn, too, and not
+    /// used, so that chance falls the same way.
     pub(super) fn draw(
         seed: u64,
         index: u64,
         size: &Size,
+        given: Option<&Given>,
         served: impl Fn(DType, DType, (usize, usize)) -> bool,
     ) -> Self {
         let mut rng = Rng::new(SplitMix64::new(seed).number(index));
-        let (q_dtype, kv_dtype, (kv_lora_rank, qk_rope_head_dim)) = types(seed, index, size, &mut rng, served);
+        let drawn = types(seed, index, size, &mut rng, served);
+        let (q_dtype, kv_dtype, (kv_lora_rank, qk_rope_head_dim)) =
+            given.map_or(drawn, |given| (given.q_dtype, given.kv_dtype, DEEPSEEK));
         let query_len = match rng.below(10) {
             0..6 => 1,
             6..9 => 1 + rng.below(4.min(size.query_len)),
@@ -168,12 +189,16 @@ impl Problem {
         };
         let num_heads = num_heads.min(size.rows / query_len).max(1);
         let batch = (1 + skewed(size.batch, &mut rng)).min(size.rows / (query_len * num_heads)).max(1);
+        let (batch, query_len, num_heads) = given.map_or((batch, query_len, num_heads), |given| {
+            (given.point.batch, given.point.query_len, given.point.num_heads)
+        });
         let page_size = match rng.below(4) {
             0 => 1 << rng.below(9),
             1 => 8 * (1 + rng.below(32)),
             2 => 64,
             _ => 1 + rng.below(256),
         };
+        let page_size = given.map_or(page_size, |given| given.page_size);
         let config = MlaConfig {
             num_heads,
             kv_lora_rank,
@@ -185,9 +210,11 @@ impl Problem {
 
         let budget = if rng.below(20) == 0 { size.tokens[1] } else { size.tokens[0] };
         let lens: Vec<Vec<i32>> = (0..1 + rng.below(3)).map(|_| lengths(batch, budget, page_size, &mut rng)).collect();
+        let lens = given.map_or(lens, |given| vec![given.point.seq_lens(seed)]);
         let num_tokens: usize = lens.iter().flatten().map(|len| *len as usize).sum();
         let longest = lens.iter().flatten().copied().max().unwrap_or(0) as usize;
         let planned = if rng.below(8) == 0 { longest + rng.below(131_072) } else { longest }.max(1);
+        let planned = given.map_or(planned, |given| longest.max(given.captured_for));
         let policy = match rng.below(10) {
             _ if size.chosen => SplitPolicy::Auto,
             0..4 => SplitPolicy::Auto,
@@ -200,7 +227,9 @@ impl Problem {
             SplitPolicy::Invariant(tokens) => planned.div_ceil(tokens),
             _ => 1,
         };
-        let fits = pieces * batch * query_len * num_heads <= MAX_PARTIAL_ROWS && pieces <= 4096;
+        let policy = given.map_or(policy, |given| given.policy);
+        let fits = pieces.saturating_mul(batch * query_len * num_heads) <= MAX_PARTIAL_ROWS && pieces <= 4096;
+        let fits = given.is_some() || fits;
 
         let used = |len: i32| (len as usize).div_ceil(page_size);
         let table_width = used(longest as i32).max(1) + rng.below(3);
@@ -240,7 +269,10 @@ impl Problem {
             planned,
             graph: rng.below(2) == 0,
             lse: rng.below(4) > 0,
-            portable: rng.below(3) == 0 && !size.chosen,
+            portable: {
+                let drawn = rng.below(3) == 0 && !size.chosen;
+                given.map_or(drawn, |given| given.portable)
+            },
             split_cache: rng.below(3) == 0,
             rounds,
             num_pages,
@@ -260,7 +292,7 @@ impl Problem {
             cached,
             numbers: SplitMix64::new(rng.next_u64()),
             checked_rows: size.checked_rows,
-            layers: 1 + rng.below(3),
+            layers: if given.is_some() { 1 } else { 1 + rng.below(3) },
         }
     }
 
@@ -379,11 +411,10 @@ fn types(
     rng: &mut Rng,
     served: impl Fn(DType, DType, (usize, usize)) -> bool,
 ) -> (DType, DType, (usize, usize)) {
-    let deepseek = (512, 64);
-    let quantised = [DType::Fp8E4m3, DType::Fp8E4m3Fnuz].into_iter().find(|kv| served(DType::BF16, *kv, deepseek));
+    let quantised = [DType::Fp8E4m3, DType::Fp8E4m3Fnuz].into_iter().find(|kv| served(DType::BF16, *kv, DEEPSEEK));
     let usual = match (rng.below(4), quantised) {
-        (0, Some(quantised)) => (DType::BF16, quantised, deepseek),
-        _ => (DType::BF16, DType::BF16, deepseek),
+        (0, Some(quantised)) => (DType::BF16, quantised, DEEPSEEK),
+        _ => (DType::BF16, DType::BF16, DEEPSEEK),
     };
     let rare = rng.below(3);
     if !size.all_types || rare == 2 {

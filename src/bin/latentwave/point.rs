@@ -1,4 +1,4 @@
-//! Points of a benchmark, written as in a table: `B64 S4096 H16 q1`, `var B64 ~4096 H16`, `skew B16 1x131072 H16`.
+//! Points of a benchmark or a soak, written as in a table: `B64 S4096 H16 q1`, `var B64 ~4096 H16`, `skew B16 1x131072 H16`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -29,6 +29,15 @@ pub(crate) struct Point {
 }
 
 impl Point {
+    /// Longest sequence, in tokens, or a bound of it.
+    pub(crate) fn longest(&self) -> usize {
+        match self.lengths {
+            Lengths::Same(len) => len,
+            Lengths::Around(mean) => 2 * mean,
+            Lengths::OneOf(len) => len.max(SKEW_REST),
+        }
+    }
+
     /// Lengths of all sequences, in tokens.
     pub(crate) fn seq_lens(&self, seed: u64) -> Vec<i32> {
         let mut rng = Rng::new(seed);
