@@ -92,7 +92,8 @@ struct Box {
         if (lane_index() * rows >= TILE_TOKENS) return;
         to += lane_index() * rows * UNIT_COLUMNS * 2;
         NO_UNROLL for (int unit = 0; unit < count; unit++) {
-            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+            // Of 8 bits a tile is asked for a tile ahead, and would be gone again.
+            copy_box<!FP8>(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
         }
     }
 };
