@@ -127,8 +127,7 @@ impl Variant {
     /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
     #[cfg(feature = "cuda")]
     pub(crate) fn takes_maps(&self) -> bool {
-        let forms =
-            [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
+        let forms = [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
         self.entry == Entry::DecodeSplit && forms.contains(&self.form)
     }
 

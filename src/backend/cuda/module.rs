@@ -5,7 +5,8 @@ use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUlaunchAttributeValue_union__bindgen_ty_1 as CUclusterDim, CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUmodule,
+    CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as CUclusterDim, CUlaunchConfig, CUmodule,
 };
 
 use super::device::{Device, StreamHandle};
