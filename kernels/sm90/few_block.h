@@ -39,13 +39,16 @@ constexpr int QUERY_AT = TILES_BYTES;
 constexpr int EXCHANGE_AT = QUERY_AT + UNITS * QUERY_UNIT_BYTES;
 constexpr int WEIGHTS_AT = EXCHANGE_AT + WORKERS * LOGITS * 4;
 constexpr int HIGHEST_AT = WEIGHTS_AT + QUERY_UNIT_BYTES;
-constexpr int LENGTHS_AT = HIGHEST_AT;  // at first
 constexpr int MAXIMA_AT = HIGHEST_AT + GROUP_WARPS * ROWS * 4;
 constexpr int FACTOR_AT = MAXIMA_AT + ROWS * 4;
 constexpr int CHANGED_AT = FACTOR_AT;  // at first
-constexpr int BARRIERS_AT = FACTOR_AT + ROWS * 4;
+constexpr int BARRIERS_BYTES = TILES_BARRIERS_BYTES + 4 * 8;
+constexpr int LENGTHS_BYTES = WAVE * 4;
+// Beside the rows form, what is there before a form is chosen lies where that one has nothing.
+constexpr int SHARED_BYTES = BESIDE_ROWS ? MOST_SHARED_BYTES : FACTOR_AT + ROWS * 4 + BARRIERS_BYTES;
+constexpr int BARRIERS_AT = SHARED_BYTES - BARRIERS_BYTES;
 constexpr int SIGNALS_AT = BARRIERS_AT + TILES_BARRIERS_BYTES;
-constexpr int SHARED_BYTES = SIGNALS_AT + 4 * 8;
+constexpr int LENGTHS_AT = BESIDE_ROWS ? BARRIERS_AT - LENGTHS_BYTES : HIGHEST_AT;
 constexpr int RESULT_STRIDE = KV_LORA_RANK * 2 + 16;
 static_assert(ROWS * RESULT_STRIDE <= WEIGHTS_AT - QUERY_AT, "results pass through the place of queries and logits");
 
@@ -409,7 +412,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
     return true;
 }
 
-/// What came of a block's piece: it is done, it was found by what is no more, or the step has more tokens than this form serves.
+/// What came of a block's piece: it is done, it was found by what is no more, or there are more tokens now than this form serves.
 enum class Outcome { DONE, CHANGED, MORE };
 
 /// The block's piece. What was written before this kernel may be `stale` at first, until it has waited. Barriers are in the phase of
@@ -423,7 +426,7 @@ DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const Tensor
     // A block's warps must agree what they find, also while lengths change.
     int length = stale ? ((const int SHARED*)(shared + LENGTHS_AT))[lane_index() & (few_width(p) - 1)] : length_at ? load_now(length_at) : 0;
     int tokens = few_tokens(p, length);
-    if (BESIDE_ROWS && warp_any(!are_few(p, tokens))) return Outcome::MORE;
+    if (!stale && BESIDE_ROWS && warp_any(!are_few(p, tokens))) return Outcome::MORE;
     if (BESIDE_ROWS && group == GROUPS && warp_of_group() > 0) {  // only the other form has work for so many
         if (!stale) return Outcome::DONE;
         grid_dependency_wait();
@@ -479,43 +482,40 @@ DEVICE Outcome work(const DecodeParams& p, const TensorMap& latent, const Tensor
     return done ? Outcome::DONE : Outcome::CHANGED;
 }
 
-/// Gives the barriers' place back, by one warp, when no thread uses them any more.
-DEVICE void drop(unsigned char SHARED* shared) {
-    for (int at = BARRIERS_AT + lane_index() * 8; at < SHARED_BYTES; at += WAVE * 8) barrier_drop(shared_address(shared) + at);
-}
-
-/// The step, if it has no more tokens than this form serves; else what this has begun in shared memory has ended, and all threads have
-/// waited for what came before. All must meet before they go on then.
-DEVICE bool serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope) {
+/// Prepares the block, and notes lengths that may be out of date, by its first two warps; all threads must meet before they go on.
+DEVICE void prepare(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope) {
     SHARED_MEMORY_1024(shared);
-    Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if (thread_index() < WAVE) {
         const int GLOBAL* length_at = few_length(p);
         ((int SHARED*)(shared + LENGTHS_AT))[thread_index()] = length_at ? load_now(length_at) : 0;
     }
     if (thread_index() == WAVE) {
+        Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
         tiles.init(GROUPS * GROUP_WARPS);
         Signals{tiles.base + SIGNALS_AT}.init();
         barrier_publish_init();
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
-    barrier();
-    Outcome outcome = work<true>(p, latent, rope, shared, tiles, 0);
-    if (outcome == Outcome::DONE) return true;
-    bool changed = outcome == Outcome::CHANGED;
-    bool settled = !changed && p.settled;  // lengths are the step's
-    if (changed) tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
-    if (settled && thread_index() < WAVE) drop(shared);
-    if (!changed) {
-        grid_dependency_wait();
-        grid_dependency_launch();
+}
+
+/// Whether there are few tokens by the lengths that were noted: the same answer in all lanes of a warp, which the compiler knows.
+DEVICE bool are_noted_few(const DecodeParams& p) {
+    SHARED_MEMORY_1024(shared);
+    int length = ((const int SHARED*)(shared + LENGTHS_AT))[lane_index() & (few_width(p) - 1)];
+    return !warp_any(!are_few(p, few_tokens(p, length)));
+}
+
+/// The step of few tokens, by the lengths that were noted, or by those that stand now if more were noted or others and all threads have
+/// waited. False if there are more by then: all that was begun in shared memory has ended. All threads must meet before they go on then.
+DEVICE bool serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, bool noted) {
+    SHARED_MEMORY_1024(shared);
+    Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    if (noted) {
+        if (work<true>(p, latent, rope, shared, tiles, 0) == Outcome::DONE) return true;
+        tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
     }
-    if (settled) return false;
-    if (work<false>(p, latent, rope, shared, tiles, changed) == Outcome::DONE) return true;
-    barrier();
-    if (thread_index() < WAVE) drop(shared);
-    return false;
+    return work<false>(p, latent, rope, shared, tiles, noted) == Outcome::DONE;
 }
 
 }  // namespace few

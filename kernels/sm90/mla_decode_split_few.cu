@@ -7,5 +7,7 @@ static_assert(few::SHARED_BYTES == SPLIT_SHARED_BYTES, "select_few.rs counts the
 KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
-    few::serve(p, latent, rope);
+    few::prepare(p, latent, rope);
+    barrier();
+    few::serve(p, latent, rope, true);
 }

@@ -39,7 +39,7 @@ constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
 constexpr int STAGING_STATE_AT = READY_AT + 2 * 8;
 constexpr int LARGEST_AT = STAGING_STATE_AT + STAGING_STATE_BYTES;
 constexpr int SHARED_BYTES = LARGEST_AT + (FP8 ? 2 * ROWS * 4 : 0);
-static_assert(SHARED_BYTES <= 232448, "a unit's shared memory");
+static_assert(SHARED_BYTES <= MOST_SHARED_BYTES, "a unit's shared memory");
 
 /// Named barriers: one of each side, one of both.
 enum { SIDE_BARRIER = 1, BOTH_SIDES = 3 };

@@ -3,6 +3,8 @@
 // Tiles begin at multiples of TILE_TOKENS, where a page or an eighth of a tile begins as well, so boxes of 64 columns x 8 to 64
 // tokens cover them. A piece that begins or ends inside a tile leaves tokens that are not its own to be masked.
 
+constexpr int MOST_SHARED_BYTES = 232448;  // of a block
+
 constexpr int UNIT_COLUMNS = 64;
 constexpr int UNIT_BYTES = TILE_TOKENS * UNIT_COLUMNS * 2;
 constexpr int LATENT_UNITS = KV_LORA_RANK / UNIT_COLUMNS;

@@ -86,8 +86,6 @@ DEVICE uint32 larger_pair(uint32 a, uint32 b) {
 DEVICE void barrier_init(uint32 at, int arrivals) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
-/// Makes a barrier's place ordinary memory again.
-DEVICE void barrier_drop(uint32 at) { asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(at) : "memory"); }
 DEVICE void barrier_publish_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 DEVICE void barrier_arrive(uint32 at) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");

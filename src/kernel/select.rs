@@ -256,6 +256,8 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         partial_dtype: shape.q_dtype,
         reduce_blocks: if own_pieces {
             few_reduce_blocks(rows, units)
+        } else if few.is_some() {
+            units
         } else {
             REDUCE_BLOCKS[usize::from(many)] * units
         },

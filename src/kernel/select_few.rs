@@ -37,6 +37,8 @@ const THREADS: u32 = 256;
 const BOXES_THREADS: u32 = THREADS + 32;
 /// Tiles that have room.
 const STAGES: u32 = 2;
+/// What a block can have: the kernel of two forms uses both ends.
+const EITHER_SHARED_BYTES: u32 = 232_448;
 /// Units of 64 columns of a tile that a barrier counts.
 const PART_UNITS: u32 = 3;
 
@@ -112,8 +114,7 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel, for rows of scores padded by `score_pad`.
 pub(super) fn shared_bytes(variant: &Variant, score_pad: u32) -> u32 {
     if variant.form == EITHER_FORM {
-        let rows = Variant { form: select_sm90::ROWS_FORM, ..*variant };
-        return select_sm90::shared_bytes(&rows).max(shared_bytes(&self::variant(*variant, 32, true), score_pad));
+        return EITHER_SHARED_BYTES;
     }
     let rows = variant.block_rows;
     if variant.form == BOXES_FORM {

@@ -132,7 +132,6 @@ inline void barrier_cta_red_or_pred_aligned(bool& d, uint32_t name, uint32_t thr
     d = machine::named_barrier((int)name, (int)threads, condition);
 }
 inline void mbarrier_init_shared_cta_b64(uint32_t at, uint32_t arrivals) { machine::barrier_init(at, (int)arrivals); }
-inline void mbarrier_inval_shared_cta_b64(uint32_t at) { machine::barrier_drop(at); }
 inline void mbarrier_arrive_shared_cta_b64(Sink, uint32_t at) { machine::barrier_arrive(at); }
 inline void mbarrier_arrive_expect_tx_shared_cta_b64(Sink, uint32_t at, uint32_t bytes) { machine::barrier_expect(at, (int)bytes); }
 /// Waits as long as it takes.

@@ -109,8 +109,6 @@ void barrier_init(uint32_t at, int arrivals) {
     barrier.bytes = 0;
 }
 
-void barrier_drop(uint32_t at) { barrier_at(at, "a barrier is given up").mark = 0; }
-
 void barrier_arrive(uint32_t at) {
     maybe_pause();
     arrive(at, 0);

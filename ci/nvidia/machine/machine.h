@@ -45,7 +45,6 @@ void named_arrive(int name, int threads);
 
 /// Barriers in shared memory that count arrivals and bytes.
 void barrier_init(uint32_t at, int arrivals);
-void barrier_drop(uint32_t at);
 void barrier_arrive(uint32_t at);
 void barrier_expect(uint32_t at, int bytes);
 void barrier_wait(uint32_t at, int parity);
