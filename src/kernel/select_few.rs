@@ -53,8 +53,8 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     // A block that reads what no other does is worth having at any length; where several read the same, only while each has a tile or two.
     let few = match rows {
         ..=16 => shape.batch <= MAX_LONG,
-        ..=32 if shape.batch == 1 => true,
-        ..=128 => shape.batch.saturating_mul(shape.max_seq_len) <= most_tokens(shape),
+        17..=32 if shape.batch == 1 => true,
+        17..=128 => shape.batch.saturating_mul(shape.max_seq_len) <= most_tokens(shape),
         _ => false,
     };
     let boxes = shape.page_size.is_multiple_of(8);
