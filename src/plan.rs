@@ -383,7 +383,8 @@ mod tests {
             DecodePlan::new(shape, SplitPolicy::Auto, kernels, &device).expect("plan")
         };
         let many = kernels(false);
-        let few = FewTokens { max_tokens: 16_384, block_rows: many.split.block_rows, tile_tokens: 64, reduce_blocks: 66 };
+        let few =
+            FewTokens { max_tokens: 16_384, block_rows: many.split.block_rows, tile_tokens: 64, reduce_blocks: 66 };
         let (own, balanced) = (plan(1, 131_072, true), plan_of(&many));
         let either = plan_of(&DecodeKernels { few: Some(few), ..many });
         assert_eq!((either.schedule, either.num_parts, either.few_parts), (ScheduleKind::Either, 132, own.few_parts));

@@ -36,6 +36,9 @@ using HalfPlace = Place<HALVES>;
 struct Ring {
     uint32 base, barriers;
 
+    /// The ring of those that multiply: its tiles are operands.
+    DEVICE Ring of_operands() const { return {operand_address(base), barriers}; }
+
     DEVICE uint32 half(int index) const { return base + index * HALF_BYTES; }
     DEVICE uint32 rotary() const { return base + ROTARY_AT; }
     DEVICE uint32 half_full(int index) const { return barriers + index * HALF_UNITS * 8; }
@@ -56,41 +59,59 @@ struct Ring {
     }
 };
 
-/// Which of the cache's tokens a lane loads of the tile at a cursor: BOX rows of a page. Lanes beyond the tile's boxes load none.
-struct Box {
-    int rows, page, entry;
+/// The boxes of a part's pieces, as many rows of a page each as its size allows. The lanes take those of a piece in turn, so that page
+/// ids are read 32 at a time, and as far ahead.
+struct Boxes {
+    int rows;
+    int token, page_ahead;  // of this lane's next box
+    int page, entry;        // of the one it has taken
+    int place;              // of that in the tile at hand; outside it where it lies in another
 
-    /// Of the first tile of a part, before lengths tell where that is: most often where the part begins.
-    DEVICE Box(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
-        look_up(p, part.seq, part.token & -TILE_TOKENS, p.table_width * p.page_size);
+    /// Of a part, before lengths tell where its first piece is: most often where the part begins.
+    DEVICE Boxes(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+        begin_at(part.token & -TILE_TOKENS);
+        page_ahead = look_up(p, part.seq, p.table_width * p.page_size);
     }
+
+    DEVICE void begin_at(int first) { token = first + lane_index() * rows; }
 
     /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
-    DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
-        int token = first + lane_index() * rows;
-        page = -1;
-        if (token < end && lane_index() * rows < TILE_TOKENS) page = *page_entry(p, seq, token);
-        entry = token % p.page_size;
+    DEVICE int look_up(const DecodeParams& p, int seq, int end) const { return token < end ? *page_entry(p, seq, token) : -1; }
+
+    /// Begins the piece at a cursor.
+    DEVICE void begin(const DecodeParams& p, const Cursor& at) {
+        begin_at(at.token);
+        page_ahead = look_up(p, at.seq, at.end);
     }
 
-    /// Sees to it that these are of the part's first tile, now that lengths tell where that is.
+    /// Sees to it that these are of the part's first piece, now that lengths tell where that is.
     DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at) {
         if (at.seq != part.seq) {
-            if (at.more) look_up(p, at.seq, at.token, at.end);
-        } else if (at.token + lane_index() * rows >= at.end) {
-            page = -1;
+            if (at.more) begin(p, at);
+        } else if (token >= at.end) {
+            page_ahead = -1;
         }
     }
 
-    /// Asks for this lane's rows of a unit of columns.
-    DEVICE void fetch(const TensorMap& map, int column) const {
-        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
+    /// The lanes take a box each, from the tile at a cursor on, and ask for the pages of their next ones.
+    DEVICE void take(const DecodeParams& p, const Cursor& at) {
+        place = lane_index();
+        page = page_ahead;
+        entry = token % p.page_size;
+        token += 32 * rows;
+        page_ahead = look_up(p, at.seq, at.end);
     }
 
-    /// Copies this lane's rows of `count` units of columns.
+    /// Goes on to the piece's next tile; whether all that were taken are used up.
+    DEVICE bool advance() {
+        place -= TILE_TOKENS / rows;
+        return warp_any(lane_index() == 31 && place < 0);
+    }
+
+    /// Copies this lane's rows of `count` units of columns of the tile at hand.
     DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
-        if (lane_index() * rows >= TILE_TOKENS) return;
-        to += lane_index() * rows * UNIT_COLUMNS * 2;
+        if (place < 0 || place * rows >= TILE_TOKENS) return;
+        to += place * rows * UNIT_COLUMNS * 2;
         NO_UNROLL for (int unit = 0; unit < count; unit++) {
             // Of 8 bits a tile is asked for a tile ahead, and would be gone again.
             copy_box<!FP8>(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
@@ -108,17 +129,20 @@ DEVICE void release(uint32 barrier) {
 template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
                        Turn turn) {
-    Box box(p, part);
+    Boxes boxes(p, part);
+    fetch_later_pages(p, part);
     Cursor at(p, part);
-    box.confirm(p, part, at);
+    boxes.confirm(p, part, at);
     HalfPlace half = {0, 0};
+    bool used_up = true;
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
+        if (used_up) boxes.take(p, at);
         if (ROPE_DIM > 0) {
             uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
             if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
-            box.copy(rope, 0, ring.rotary(), 1, full);
+            boxes.copy(rope, 0, ring.rotary(), 1, full);
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ odd) * HALF_UNITS;  // the half of the tile's own side is done with first, and comes first
@@ -126,13 +150,17 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
             if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
-            box.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
+            boxes.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
         }
         int seq = at.seq;
         at.advance(p, part);
-        if (at.more) box.look_up(p, at.seq, at.token, at.end);
-        if (at.more && at.seq != seq) turn(at.seq);
+        used_up = boxes.advance();
+        if (at.more && at.seq != seq) {
+            boxes.begin(p, at);
+            used_up = true;
+            turn(at.seq);
+        }
     }
 }
 

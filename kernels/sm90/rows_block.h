@@ -287,7 +287,7 @@ struct Side {
     const DecodeParams& p;
     int side;
     unsigned char SHARED* shared;
-    Ring ring;
+    Ring ring;  // of operands
     float o[128];  // HALF columns of sixteen rows a warp
     float maximum[2], sum[2];
 
@@ -300,7 +300,9 @@ struct Side {
         int row = warp_of_group() * 16 + unhoisted(lane_index()) / 4 + r * 8;
         return *((float SHARED*)(shared + LARGEST_AT) + side * ROWS + row);
     }
-    DEVICE uint32 ready(int n) const { return ring.base + READY_AT + n % 2 * 8; }
+    /// The address of a place in shared memory, for all but operands.
+    DEVICE uint32 address(int at) const { return ring.barriers - BARRIERS_AT + at; }
+    DEVICE uint32 ready(int n) const { return address(READY_AT + n % 2 * 8); }
     /// The side's half of a tile that is its own or not.
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
     DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
@@ -318,8 +320,9 @@ struct Side {
         UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
     }
 
-    /// Turns products, which `scale` makes logits, into weights; the four lanes of a row hold sixteen tokens each.
-    DEVICE void weigh(float (&x)[32], const float (&scale)[2]) {
+    /// Raises the maxima where products, which `scale` makes logits, exceed them by too much; the four lanes of a row hold sixteen tokens
+    /// each.
+    DEVICE void raise_to(const float (&x)[32], const float (&scale)[2]) {
         float highest[2];
         UNROLL for (int r = 0; r < 2; r++) {
             highest[r] = x[2 * r];
@@ -333,6 +336,10 @@ struct Side {
             }
             raise(highest);
         }
+    }
+
+    /// Turns products into weights likewise.
+    DEVICE void weigh(float (&x)[32], const float (&scale)[2]) {
         UNROLL for (int i = 0; i < 32; i++) {
             x[i] = exp2(x[i] * scale[i / 2 % 2] - maximum[i / 2 % 2]);
             sum[i / 2 % 2] += x[i];
@@ -344,7 +351,7 @@ struct Side {
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
         int matrix_row = lane % 16;
-        uint32 to = ring.base + WEIGHTS_AT + (warp_row + matrix_row) * 128;
+        uint32 to = address(WEIGHTS_AT) + (warp_row + matrix_row) * 128;
         UNROLL for (int step = 0; step < 4; step++) {
             const uint32* a = weights + step * 4;
             store_matrix(to + ((step * 2 + lane / 16) ^ matrix_row % 8) * 16, a[0], a[1], a[2], a[3]);
@@ -429,16 +436,18 @@ struct Side {
                 if constexpr (NARROWED) scale[r] = undo(r);
             }
             piece.mask(p, x, i, scale);
+            raise_to(x, scale);
+            products_wait<0>();
+            settle(o);
+            // Before the weights are computed: the loader waits for places.
+            if (i > 0) release(ring.half_empty(half(n - 1, false)));
             weigh(x, scale);
             uint32 weights[16];
             UNROLL for (int j = 0; j < 16; j++) {
                 weights[j] = FP8 ? pack_f16(x[2 * j], x[2 * j + 1]) : pack(x[2 * j], x[2 * j + 1]);
             }
-            products_wait<0>();
-            settle(o);
             side_barrier();  // no warp reads the other side's weights any more
             hand_over(weights, n);
-            if (i > 0) release(ring.half_empty(half(n - 1, false)));
             clear(half(n, true), piece.valid(i));
             uint32 values = ring.half(half(n, true));
             products_begin();
@@ -543,6 +552,6 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
-        attend_part(p, item, part, first_row, role - 1, shared, ring);
+        attend_part(p, item, part, first_row, role - 1, shared, ring.of_operands());
     }
 }

@@ -87,6 +87,12 @@ DEVICE int page_of(const DecodeParams& p, int seq, int token, int end) {
     return token < end ? load_now(page_entry(p, seq, token)) : -1;
 }
 
+/// Asks for the first pages of the sequences after a part's first, to be near when they are looked up. Each lane asks for one.
+DEVICE void fetch_later_pages(const DecodeParams& p, const Part& part) {
+    int seq = part.seq + 1 + lane_index();
+    if (seq <= part.end_seq && seq < p.batch * num_groups(p)) fetch_near(page_entry(p, seq, 0));
+}
+
 /// Products to logits, in units of powers of two; those of tokens that a row does not see are for the caller to mask.
 template <int count>
 DEVICE void scale_logits(const DecodeParams& p, float (&x)[count]) {

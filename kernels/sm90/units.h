@@ -74,6 +74,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
                        const Units& units) {
     Part part = find_part(p, item);
     int early = early_page(p, part);
+    if (loader == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
     if (p.settled) take_turn();
     int lane = lane_index();

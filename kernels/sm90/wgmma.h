@@ -177,6 +177,10 @@ DEVICE void fetch_box(const TensorMap& map, int column, int row, int page) {
 
 // ---- matrix products ----
 
+/// Address of shared memory as operands say it: within the block's own, 18 bits. Where blocks are launched in clusters, addresses have
+/// the block's rank in its cluster from bit 24 up, which would end up among the operand's strides. All else takes them as they are.
+DEVICE uint32 operand_address(uint32 at) { return at & 0x3ffff; }
+
 /// Operand whose rows run along the depth: groups of 8 rows lie 1,024 bytes apart, 16 of depth 32 bytes. It begins `offset` bytes
 /// after `at`, both multiples of 16: said apart, constant offsets cost one addition each.
 DEVICE uint64 rows_operand(uint32 at, int offset = 0) {

@@ -36,6 +36,47 @@ struct Staging {
     }
 };
 
+/// Which of the cache's tokens a lane loads of the tile at a cursor: BOX rows of a page. Lanes beyond the tile's boxes load none.
+struct Box {
+    int rows, page, entry;
+
+    /// Of the first tile of a part, before lengths tell where that is: most often where the part begins.
+    DEVICE Box(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+        look_up(p, part.seq, part.token & -TILE_TOKENS, p.table_width * p.page_size);
+    }
+
+    /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
+    DEVICE void look_up(const DecodeParams& p, int seq, int first, int end) {
+        int token = first + lane_index() * rows;
+        page = -1;
+        if (token < end && lane_index() * rows < TILE_TOKENS) page = *page_entry(p, seq, token);
+        entry = token % p.page_size;
+    }
+
+    /// Sees to it that these are of the part's first tile, now that lengths tell where that is.
+    DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at) {
+        if (at.seq != part.seq) {
+            if (at.more) look_up(p, at.seq, at.token, at.end);
+        } else if (at.token + lane_index() * rows >= at.end) {
+            page = -1;
+        }
+    }
+
+    /// Asks for this lane's rows of a unit of columns.
+    DEVICE void fetch(const TensorMap& map, int column) const {
+        if (page >= 0) fetch_box(map, column * UNIT_COLUMNS, entry, page);
+    }
+
+    /// Copies this lane's rows of `count` units of columns.
+    DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
+        if (lane_index() * rows >= TILE_TOKENS) return;
+        to += lane_index() * rows * UNIT_COLUMNS * 2;
+        NO_UNROLL for (int unit = 0; unit < count; unit++) {
+            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+        }
+    }
+};
+
 /// The warp that keeps the staging filled, in the order in which units are wanted: rotary columns, then the half of the tile's
 /// own side. What the next tile needs is asked for a tile ahead, to be near.
 DEVICE void stage_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope,

@@ -127,9 +127,15 @@ impl Variant {
     /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
     #[cfg(feature = "cuda")]
     pub(crate) fn takes_maps(&self) -> bool {
-        let forms =
-            [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
+        let forms = [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
         self.entry == Entry::DecodeSplit && forms.contains(&self.form)
+    }
+
+    /// Neighbouring blocks of stage 1 that are best launched as a cluster: where each piece has an even number of `row_blocks`, pairs of
+    /// them in the form that reads most of what they share.
+    pub(crate) fn cluster(&self, row_blocks: usize) -> u32 {
+        let pairs = self.entry == Entry::DecodeSplit && self.form == select_sm90::ROWS_FORM;
+        if pairs && row_blocks.is_multiple_of(2) { 2 } else { 1 }
     }
 
     /// Whether the kernel has the form of few tokens besides another, which copies boxes of any page that it is chosen for.
@@ -176,4 +182,7 @@ pub struct Launch {
     /// The kernel waits for its predecessor itself, so it may start before that one has ended
     /// (programmatic dependent launch where the device has it, ignored elsewhere).
     pub dependent: bool,
+    /// Neighbouring blocks along x that are to run beside each other, on units that lie together: 1 or 2, of which the grid's x must be a
+    /// multiple. Only to be quick; no kernel relies on it, and devices without clusters of blocks ignore it.
+    pub cluster: u32,
 }

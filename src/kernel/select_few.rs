@@ -53,8 +53,8 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     // A block that reads what no other does is worth having at any length; where several read the same, only while each has a tile or two.
     let few = match rows {
         ..=16 => shape.batch <= MAX_LONG,
-        ..=32 if shape.batch == 1 => true,
-        ..=128 => shape.batch.saturating_mul(shape.max_seq_len) <= most_tokens(shape),
+        17..=32 if shape.batch == 1 => true,
+        17..=128 => shape.batch.saturating_mul(shape.max_seq_len) <= most_tokens(shape),
         _ => false,
     };
     let boxes = shape.page_size.is_multiple_of(8);
@@ -179,7 +179,10 @@ mod tests {
         assert_eq!([33, 128].map(|rows| both(long, rows)), [Some((false, ONE_TOKENS, 32)); 2]);
         assert_eq!(both(DecodeShape { page_size: 16, ..long }, 64), Some((true, ONE_TOKENS, 32)));
         assert_eq!([both(long, 32), both(long, 129), both(ONE, 128)], [None; 3]);
-        assert_eq!([both(DecodeShape { page_size: 12, ..long }, 64), both(DecodeShape { batch: 2, ..long }, 64)], [None; 2]);
+        assert_eq!(
+            [both(DecodeShape { page_size: 12, ..long }, 64), both(DecodeShape { batch: 2, ..long }, 64)],
+            [None; 2]
+        );
         assert!(split(&ONE, 16, base, "sm_80").is_none());
         assert!(split(&ONE, 16, Variant { kv_dtype: DType::Fp8E4m3, ..base }, "sm_90a").is_none());
     }

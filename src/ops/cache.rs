@@ -262,8 +262,13 @@ pub fn write_cache<B: Backend>(stream: &Stream<B>, cache: &KvCache<B>, write: &C
     };
     let variant = variant(Entry::CacheWrite, kv_c.dtype(), cache);
     let kernel = stream.backend().prepare(&variant)?;
-    let launch =
-        Launch { grid: [num_tokens as u32, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false };
+    let launch = Launch {
+        grid: [num_tokens as u32, 1, 1],
+        threads: variant.threads,
+        shared_bytes: 0,
+        dependent: false,
+        cluster: 1,
+    };
     stream.retain(&[Some(kv_c), k_pe, Some(slot_mapping), Some(&cache.latent), cache.rope.as_ref()]);
     // SAFETY: shapes and types were checked against each other above; slots outside the cache are skipped by the kernel.
     unsafe { stream.launch(&kernel, &launch, &Params::CacheWrite(params)) }
@@ -339,8 +344,13 @@ pub fn gather_cache<B: Backend>(
     };
     let variant = variant(Entry::CacheGather, out.dtype(), cache);
     let kernel = stream.backend().prepare(&variant)?;
-    let launch =
-        Launch { grid: [num_tokens as u32, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false };
+    let launch = Launch {
+        grid: [num_tokens as u32, 1, 1],
+        threads: variant.threads,
+        shared_bytes: 0,
+        dependent: false,
+        cluster: 1,
+    };
     let tensors =
         [Some(&cache.latent), cache.rope.as_ref(), Some(block_table), Some(cu_seq_lens), seq_starts, Some(&*out)];
     stream.retain(&tensors);

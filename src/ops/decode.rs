@@ -350,7 +350,7 @@ impl<B: Backend> Scheduled<'_, B> {
             return Ok(());
         }
         let threads = plan.kernels.plan.threads;
-        let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false };
+        let launch = Launch { grid: [1, 1, 1], threads, shared_bytes: 0, dependent: false, cluster: 1 };
         stream.retain(&[Some(seq_lens)]);
         self.owner.iter().for_each(|owner| stream.retain_owner(owner));
         // SAFETY: the schedule view has the table's size and `seq_lens` one length per sequence.
@@ -412,17 +412,20 @@ impl<B: Backend> Scheduled<'_, B> {
         };
         let few_blocks = plan.kernels.few.map_or(0, |few| few_parts * row_blocks(few.block_rows));
         let split = &plan.kernels.split;
+        let split_row_blocks = row_blocks(split.block_rows);
         let split_launch = Launch {
-            grid: [blocks((row_blocks(split.block_rows) * items).max(few_blocks))?, 1, 1],
+            grid: [blocks((split_row_blocks * items).max(few_blocks))?, 1, 1],
             threads: split.threads,
             shared_bytes: plan.kernels.split_shared_bytes,
             dependent: true,
+            cluster: split.cluster(split_row_blocks),
         };
         let reduce_launch = Launch {
             grid: [blocks(plan.decode.reduce_blocks)?, 1, 1],
             threads: plan.kernels.reduce.threads,
             shared_bytes: 0,
             dependent: true,
+            cluster: 1,
         };
         let cache = args.kv_cache;
         let tensors = [Some(args.q), Some(cache.latent()), cache.rope(), Some(args.block_table), Some(args.seq_lens)];

@@ -87,7 +87,7 @@ pub fn merge_states<B: Backend>(
     let variant = Variant { threads: 128, ..Variant::simple(Entry::MergeStates, out.dtype()) };
     let kernel = stream.backend().prepare(&variant)?;
     let rows = u32::try_from(tokens * heads).map_err(|_| Error::argument("prefix_out", "more than 2^32 rows"))?;
-    let launch = Launch { grid: [rows, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false };
+    let launch = Launch { grid: [rows, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false, cluster: 1 };
     stream.retain(&[
         Some(prefix_out),
         Some(prefix_lse),
@@ -155,7 +155,8 @@ pub fn dcp_combine<B: Backend>(
     let variant = Variant { threads: 128, ..Variant::simple(Entry::DcpCombine, out.dtype()) };
     let kernel = stream.backend().prepare(&variant)?;
     let blocks = u32::try_from(rows * heads).map_err(|_| Error::argument("partial_out", "more than 2^32 rows"))?;
-    let launch = Launch { grid: [blocks, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false };
+    let launch =
+        Launch { grid: [blocks, 1, 1], threads: variant.threads, shared_bytes: 0, dependent: false, cluster: 1 };
     stream.retain(&[Some(partial_out), Some(partial_lse), Some(&*out), out_lse.as_deref()]);
     // SAFETY: each rank's part is contiguous and all have the shapes that the parameters say.
     unsafe { stream.launch(&kernel, &launch, &Params::DcpCombine(params)) }

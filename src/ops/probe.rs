@@ -73,7 +73,7 @@ impl<B: Backend> Probe<B> {
         let out = Tensor::zeros(backend, [1], DType::F32)?;
         let params =
             ProbeParams { source: source.addr(), out: out.addr(), bytes, iterations: ITERATIONS as i32, reserved: 0 };
-        let launch = Launch { grid: [blocks, 1, 1], threads: THREADS, shared_bytes, dependent: false };
+        let launch = Launch { grid: [blocks, 1, 1], threads: THREADS, shared_bytes, dependent: false, cluster: 1 };
         Ok(Self { kernel: backend.prepare(variant)?, launch, params, source, out, work })
     }
 

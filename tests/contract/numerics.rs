@@ -280,6 +280,7 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         threads: plan.kernels().reduce.threads,
         shared_bytes: 0,
         dependent: false,
+        cluster: 1,
     };
     let kernel = backend.prepare(&plan.kernels().reduce).unwrap();
     let stream = backend.create_stream().unwrap();

@@ -121,7 +121,7 @@ fn a_launch_that_the_driver_refuses_is_typed_and_harmless() {
         let stream = gpu.create_stream().unwrap();
         let params = Params::Merge(bytemuck::Zeroable::zeroed());
         for (threads, shared_bytes) in [(4096, 0), (128, 1 << 20)] {
-            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes, dependent: false };
+            let launch = Launch { grid: [1, 1, 1], threads, shared_bytes, dependent: false, cluster: 1 };
             // SAFETY: the driver refuses the launch.
             let refused = unsafe { gpu.launch(&stream, &copy.kernel, &launch, &params) };
             assert!(

@@ -140,7 +140,8 @@ impl Copy {
             head_dim: WIDTH as i32,
             tokens_with_context: 0,
         });
-        let launch = Launch { grid: [(TOKENS * HEADS) as u32, 1, 1], threads: 128, shared_bytes: 0, dependent };
+        let launch =
+            Launch { grid: [(TOKENS * HEADS) as u32, 1, 1], threads: 128, shared_bytes: 0, dependent, cluster: 1 };
         // SAFETY: the buffers have the extents that the block states.
         unsafe { gpu.launch(stream, &self.kernel, &launch, &params) }
     }

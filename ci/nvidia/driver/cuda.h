@@ -32,6 +32,7 @@ enum Status : int {
     CAPTURE_UNJOINED = 904,
     CAPTURED_EVENT = 907,
     CAPTURE_WRONG_THREAD = 908,
+    INVALID_CLUSTER_SIZE = 912,
 };
 
 /// CUstreamCaptureMode

@@ -20,7 +20,8 @@ constexpr uint32_t MOST_THREADS = 1024, MOST_ROWS = 65535;
 /// CUfunction_attribute
 enum { SHARED_SIZE_BYTES = 1, MAX_DYNAMIC_SHARED_SIZE_BYTES = 8 };
 /// CUlaunchAttributeID
-constexpr int PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+constexpr int CLUSTER_DIMENSION = 4, PROGRAMMATIC_STREAM_SERIALIZATION = 6;
+constexpr uint32_t MOST_CLUSTERED = 8;  // blocks, unless more are allowed
 
 /// Bytes of a shared object, whose section headers are its end; 0 for anything else.
 size_t image_bytes(const void* image) {
@@ -52,14 +53,14 @@ struct alignas(64) Line {
 struct Launch {
     const machine::Entry* entry;
     std::string name;
-    int blocks, threads;
+    int blocks, cluster, threads;
     size_t shared_bytes;
     std::vector<std::vector<Line>> parameters;
 
     void run() {
         std::vector<void*> pointers;
         for (auto& parameter : parameters) pointers.push_back(parameter.data());
-        machine::run(*entry, name.c_str(), blocks, threads, shared_bytes, pointers.data());
+        machine::run(*entry, name.c_str(), blocks, cluster, threads, shared_bytes, pointers.data());
     }
 };
 
@@ -129,18 +130,23 @@ int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** para
     Stream* stream = stream_of(config->stream);
     if (!stream || !function || !modules.has(function->module)) return INVALID_HANDLE;
     const machine::Entry& entry = *function->entry;
+    uint32_t cluster[3] = {1, 1, 1};
     for (uint32_t i = 0; i < config->num_attributes; i++) {
-        if (config->attributes[i].id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
+        const LaunchAttribute& attribute = config->attributes[i];
+        if (attribute.id != CLUSTER_DIMENSION && attribute.id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
         if (facts().capability < 90) return NOT_SUPPORTED;
+        if (attribute.id == CLUSTER_DIMENSION) memcpy(cluster, attribute.value, sizeof cluster);
     }
     const uint32_t *grid = config->grid, *block = config->block;
     // Kernels here number their blocks and threads along one axis.
     if (extra || grid[1] != 1 || grid[2] != 1 || block[1] != 1 || block[2] != 1) return INVALID_VALUE;
+    if (cluster[0] == 0 || cluster[1] != 1 || cluster[2] != 1) return INVALID_VALUE;
+    if (cluster[0] > MOST_CLUSTERED || grid[0] % cluster[0] != 0) return INVALID_CLUSTER_SIZE;
     if (grid[0] == 0 || grid[0] > INT32_MAX || block[0] == 0 || block[0] > MOST_THREADS) return INVALID_VALUE;
     if ((int)block[0] > entry.threads || config->shared_bytes > (uint32_t)function->dynamic_bytes) return INVALID_VALUE;
 
     auto launch = std::make_shared<Launch>(
-        Launch{&entry, function->name, (int)grid[0], (int)block[0], config->shared_bytes, {}});
+        Launch{&entry, function->name, (int)grid[0], (int)cluster[0], (int)block[0], config->shared_bytes, {}});
     for (int i = 0; i < entry.parameters; i++) {
         launch->parameters.emplace_back((entry.parameter_bytes[i] + sizeof(Line) - 1) / sizeof(Line));
         memcpy(launch->parameters.back().data(), parameters[i], entry.parameter_bytes[i]);

@@ -20,6 +20,7 @@ struct UnderWay {
 std::vector<UnderWay> under_way;
 
 void count(uint32_t to, size_t bytes, int by) {
+    to = without_rank(to);
     for (size_t chunk = to / CHUNK; chunk < (to + bytes) / CHUNK; chunk++) {
         if (chunk >= under_way.size()) under_way.resize(chunk + 1);
         under_way[chunk].count += by;
@@ -67,9 +68,10 @@ void reset_copies(int threads) {
 }
 
 unsigned char* settled_at(uint32_t address, size_t bytes, size_t alignment) {
-    for (size_t chunk = address / CHUNK; chunk * CHUNK < address + bytes && chunk < under_way.size(); chunk++) {
+    uint32_t own = without_rank(address);
+    for (size_t chunk = own / CHUNK; chunk * CHUNK < own + bytes && chunk < under_way.size(); chunk++) {
         if (under_way[chunk].count == 0) continue;
-        fail("uses %u of shared memory, to where a copy of thread %d is under way", address, under_way[chunk].thread);
+        fail("uses %u of shared memory, to where a copy of thread %d is under way", own, under_way[chunk].thread);
     }
     return shared_at(address, bytes, alignment);
 }

@@ -33,6 +33,11 @@ void later(bool required, std::function<void()> act);
 void barrier_complete(uint32_t at, int bytes);
 void barrier_arrived(uint32_t at);
 
+/// An address without the block's rank, and with it again.
+constexpr int RANK_SHIFT = 24;
+inline uint32_t without_rank(uint32_t address) { return address & ((1u << RANK_SHIFT) - 1); }
+inline uint32_t with_rank(uint32_t address) { return address | (uint32_t)here.rank << RANK_SHIFT; }
+
 /// As `shared_at`, for an instruction that reads or writes there itself: no copy to that place may be under way.
 unsigned char* settled_at(uint32_t address, size_t bytes, size_t alignment);
 

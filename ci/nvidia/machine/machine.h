@@ -1,7 +1,8 @@
 // The emulated multiprocessor, as the instructions in device/ use it, and as the driver launches on it.
 //
 // One block runs at a time. Its threads are coroutines of the host thread that launched it; which one goes on is decided by chance
-// wherever one waits. Shared memory is a window between guard pages; addresses in it are offsets from the block's dynamic part.
+// wherever one waits. Shared memory is a window between guard pages; addresses in it are offsets from the block's dynamic part, and have
+// the block's rank in its cluster from bit 24 up.
 #pragma once
 
 #include <cstddef>
@@ -15,6 +16,7 @@ constexpr int WARP = 32;
 struct Here {
     int thread, threads;  // of the block
     int block, blocks;    // of the grid
+    int rank;             // of the block in its cluster
     unsigned char* shared;
 };
 extern Here here;
@@ -95,7 +97,7 @@ struct Entry {
     unsigned char *static_begin, *static_end;
 };
 
-/// Runs a grid; returns when it has ended.
-void run(const Entry& entry, const char* name, int blocks, int threads, size_t shared_bytes, void* const* parameters);
+/// Runs a grid in clusters of so many blocks; returns when it has ended.
+void run(const Entry& entry, const char* name, int blocks, int cluster, int threads, size_t shared_bytes, void* const* parameters);
 
 }  // namespace machine

@@ -57,7 +57,7 @@ struct Multiplied {
     Format format;
 };
 
-/// An operand in shared memory: units of 64 columns whose rows of 128 bytes are swizzled.
+/// An operand in shared memory, whose descriptor knows no rank: units of 64 columns whose rows of 128 bytes are swizzled.
 struct Operand {
     uint32_t at, leading, stride;
     bool by_depth;
@@ -73,7 +73,7 @@ struct Operand {
         uint32_t address = by_depth ? at + index / 64 * leading + depth / 8 * stride + depth % 8 * 128 + index % 64 * 2
                                     : at + index / 8 * stride + index % 8 * 128 + depth * 2;
         uint16_t bits[CHUNK];
-        memcpy(bits, settled_at(address ^ (address >> 3 & 0x70), sizeof bits, sizeof bits), sizeof bits);
+        memcpy(bits, settled_at(with_rank(address ^ (address >> 3 & 0x70)), sizeof bits, sizeof bits), sizeof bits);
         for (int i = 0; i < CHUNK; i++) value[i] = widened(bits[i], format);
     }
 

@@ -19,7 +19,7 @@ constexpr size_t PAGE = 4096;
 constexpr size_t WINDOW = 256 << 10;
 constexpr size_t SHARED_ALIGNMENT = 1024, DEVICE_ALIGNMENT = 256;
 constexpr size_t AROUND = 1024;            // bytes before the window that are looked at
-constexpr uint32_t STATIC_AT = 1u << 24;   // addresses of static arrays
+constexpr uint32_t STATIC_AT = 1u << 20;   // addresses of static arrays
 constexpr size_t MOST_POISONED = 64 << 20;  // larger allocations are too slow to fill
 constexpr int POISON = 0xff;               // NaN in every float format, an index far out of bounds
 
@@ -82,12 +82,16 @@ void check_shared() {
 
 uint32_t shared_address(const void* pointer) {
     auto at = (const unsigned char*)pointer;
-    if (at >= here.shared && at <= here.shared + shared_bytes) return (uint32_t)(at - here.shared);
-    if (at >= static_begin && at < static_end) return STATIC_AT + (uint32_t)(at - static_begin);
+    if (at >= here.shared && at <= here.shared + shared_bytes) return with_rank((uint32_t)(at - here.shared));
+    if (at >= static_begin && at < static_end) return with_rank(STATIC_AT + (uint32_t)(at - static_begin));
     fail("%p is not in shared memory", pointer);
 }
 
 unsigned char* shared_at(uint32_t address, size_t bytes, size_t alignment) {
+    if (address >> RANK_SHIFT != (uint32_t)here.rank) {
+        fail("address %#x of shared memory, which has the rank of another block than this one's %d", address, here.rank);
+    }
+    address = without_rank(address);
     if (address % alignment != 0) fail("address %u of shared memory is no multiple of %zu", address, alignment);
     if (address + bytes <= shared_bytes) return here.shared + address;
     if (address >= STATIC_AT && address - STATIC_AT + bytes <= (size_t)(static_end - static_begin)) {

@@ -251,7 +251,7 @@ void meet(const char* what, void* given, Action action) {
     }
 }
 
-void run(const Entry& of, const char* name, int blocks, int block_threads, size_t shared_bytes, void* const* given) {
+void run(const Entry& of, const char* name, int blocks, int cluster, int block_threads, size_t shared_bytes, void* const* given) {
     static std::mutex one_at_a_time;
     static uint64_t launches = 0;
     std::lock_guard lock(one_at_a_time);
@@ -264,7 +264,8 @@ void run(const Entry& of, const char* name, int blocks, int block_threads, size_
     // Blocks come in any order: from some on, and by a step that meets all.
     int first = (int)(seed * 31 % blocks), step = blocks % 7 != 0 ? 7 : 1;
     for (int i = 0; i < blocks; i++) {
-        here = {0, block_threads, (int)((first + (int64_t)i * step) % blocks), blocks, nullptr};
+        int block = (int)((first + (int64_t)i * step) % blocks);
+        here = {0, block_threads, block, blocks, block % cluster, nullptr};
         reset_shared(shared_bytes, of.static_begin, of.static_end);
         reset_barriers(block_threads);
         reset_copies(block_threads);

@@ -5,7 +5,8 @@ use std::ptr::{from_ref, null_mut};
 use std::sync::Arc;
 
 use cudarc::driver::sys::{
-    CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID, CUlaunchConfig, CUmodule,
+    CUfunction, CUfunction_attribute as Attribute, CUlaunchAttribute, CUlaunchAttributeID,
+    CUlaunchAttributeValue_union__bindgen_ty_1 as CUclusterDim, CUlaunchConfig, CUmodule,
 };
 
 use super::device::{Device, StreamHandle};
@@ -76,12 +77,24 @@ pub(super) unsafe fn launch(
     params: &Params,
 ) -> Result<()> {
     let _bound = device.bind()?;
-    // SAFETY: a plain C structure, for which zeros are valid.
-    let mut attribute: CUlaunchAttribute = unsafe { std::mem::zeroed() };
-    attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-    attribute.value.programmaticStreamSerializationAllowed = 1;
-    // From compute capability 9.0 on a kernel may start before its predecessor has ended.
-    let dependent = launch.dependent && device.capability >= 90;
+    // SAFETY: plain C structures, for which zeros are valid.
+    let mut attributes: [CUlaunchAttribute; 2] = unsafe { std::mem::zeroed() };
+    let mut num_attributes = 0;
+    // From compute capability 9.0 on a kernel may start before its predecessor has ended, and there are clusters.
+    if device.capability >= 90 {
+        if launch.dependent {
+            let attribute = &mut attributes[num_attributes];
+            attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+            attribute.value.programmaticStreamSerializationAllowed = 1;
+            num_attributes += 1;
+        }
+        if launch.cluster > 1 {
+            let attribute = &mut attributes[num_attributes];
+            attribute.id = CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+            attribute.value.clusterDim = CUclusterDim { x: launch.cluster, y: 1, z: 1 };
+            num_attributes += 1;
+        }
+    }
     let config = CUlaunchConfig {
         gridDimX: launch.grid[0],
         gridDimY: launch.grid[1],
@@ -91,8 +104,8 @@ pub(super) unsafe fn launch(
         blockDimZ: 1,
         sharedMemBytes: launch.shared_bytes,
         hStream: stream.0,
-        attrs: &mut attribute,
-        numAttrs: dependent.into(),
+        attrs: attributes.as_mut_ptr(),
+        numAttrs: num_attributes as u32,
     };
     let maps = match params {
         Params::Decode(params) if variant.takes_maps() => Some(cache_maps(device.driver, variant, params)?),
@@ -102,6 +115,6 @@ pub(super) unsafe fn launch(
         maps.as_ref().map_or([null_mut(); 2], |maps| maps.each_ref().map(|map| from_ref(map).cast_mut().cast()));
     // The block itself, then the maps, which other kernels have no parameters for.
     let mut arguments = [from_ref(params.as_bytes()).cast_mut().cast::<c_void>(), latent, rope];
-    // SAFETY: the driver copies the parameters and the attribute before it returns; the addresses are the caller's promise.
+    // SAFETY: the driver copies the parameters and the attributes before it returns; the addresses are the caller's promise.
     unsafe { cu!(device.driver, cuLaunchKernelEx(&config, module.function, arguments.as_mut_ptr(), null_mut())) }
 }
