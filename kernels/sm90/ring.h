@@ -113,8 +113,7 @@ struct Boxes {
         if (place < 0 || place * rows >= TILE_TOKENS) return;
         to += place * rows * UNIT_COLUMNS * 2;
         NO_UNROLL for (int unit = 0; unit < count; unit++) {
-            // Of 8 bits a tile is asked for a tile ahead, and would be gone again.
-            copy_box<!FP8>(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
         }
     }
 };

@@ -72,7 +72,8 @@ struct Box {
         if (lane_index() * rows >= TILE_TOKENS) return;
         to += lane_index() * rows * UNIT_COLUMNS * 2;
         NO_UNROLL for (int unit = 0; unit < count; unit++) {
-            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+            // What was asked for before must not be gone again.
+            copy_box<false>(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
         }
     }
 };

@@ -12,7 +12,7 @@ use super::check;
 use crate::point::Point;
 use crate::rng::Rng;
 use crate::rows::{self, Errors, Rows};
-use crate::{interrupt, text};
+use crate::interrupt;
 
 /// Distinct random cache rows; a cache repeats them.
 const DISTINCT_ROWS: usize = 1021;

@@ -10,7 +10,7 @@ use latentwave::{
 };
 
 use super::problem::{Block, Problem};
-use crate::{interrupt, rows, text};
+use crate::{interrupt, rows};
 
 /// What outputs and scratch hold before a launch: NaN in every float type.
 const POISON: u8 = 0xff;
