@@ -182,6 +182,8 @@ mod tests {
         assert_eq!(split(&one, 128, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
         let few_rows = [1, 16, 17, 32].map(|rows| split(&shape, rows, base, "sm_90a").map(|v| (v.form, v.block_rows)));
         assert_eq!(few_rows, [16, 16, 32, 32].map(|rows| Some((KEYS_FORM, rows))));
+        assert_eq!([1, 2, 3, 4].map(|row_blocks| rows_variant(base).cluster(row_blocks)), [1, 2, 1, 2]);
+        assert_eq!(keys_variant(base, 16).cluster(2), 1);
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
         let merged = [(16, base), (17, base), (16, fp8), (128, base)];
         let merged = merged.map(|(rows, base)| split(&shape, rows, base, "sm_90a").map(|v| merged_pieces(&v)));
