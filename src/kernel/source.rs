@@ -111,6 +111,7 @@ const SM90_SPLIT_FEW: SourceFile = embed!("kernels/sm90/mla_decode_split_few.cu"
 const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
 const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
 const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
+const CDNA_SPLIT_OWN_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_own_rows.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
@@ -140,6 +141,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_SPLIT_FEW],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
+            select_cdna::OWN_ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_OWN_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
             _ => &[PART, STREAM, SOFTMAX, DECODE_SPLIT],
         },
