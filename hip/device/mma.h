@@ -166,6 +166,13 @@ DEVICE void mma_large(LargeAccum& c, const Frag& a, const Frag& b) {
     UNROLL for (int i = 0; i < 16; i++) c.value[i] = sum[i];
 }
 
+/// The deepest that a device multiplies at once.
+#if defined(__gfx950__)
+constexpr int LARGE_DEPTH = 16;
+#else
+constexpr int LARGE_DEPTH = 8;
+#endif
+
 /// The same for a 32 x 32 x 16 tile: a lane holds eight neighbouring elements along k.
 template <bool bf16>
 DEVICE void mma_large_wide(LargeAccum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {

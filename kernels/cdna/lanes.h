@@ -179,9 +179,9 @@ struct Softmax {
         return value;
     }
 
-    /// Turns the products of the tile at `token` into weights. Says what the row's earlier sums are to be multiplied by: its
-    /// maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes ask each other.
-    DEVICE float push(const DecodeParams& p, float (&x)[COUNT], int token) {
+    /// Turns the products of the tile at `token` into logarithms of weights. Says what the row's earlier sums are to be multiplied
+    /// by: its maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes ask each other.
+    DEVICE float logs(const DecodeParams& p, float (&x)[COUNT], int token) {
         float scale = p.sm_scale * p.kv_scale * (WIDENED_UNIT * LOG2_E);
         bool raised = maximum > NEGATIVE_INFINITY;
         float base = raised ? maximum : 0.0f, lazy = raised ? LAZY_MAX : NEGATIVE_INFINITY;
@@ -214,8 +214,20 @@ struct Softmax {
                 UNROLL for (int i = 0; i < COUNT; i++) x[i] -= rise;
             }
         }
-        UNROLL for (int i = 0; i < COUNT; i++) x[i] = exp2(x[i]);
-        UNROLL for (int i = 0; i < COUNT; i += MMA_ELEMS) sum += (x[i] + x[i + 1]) + (x[i + 2] + x[i + 3]);
+        return factor;
+    }
+
+    /// Turns four logarithms into weights.
+    DEVICE void weigh(float (&x)[MMA_ELEMS]) {
+        UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] = exp2(x[i]);
+        sum += (x[0] + x[1]) + (x[2] + x[3]);
+    }
+
+    /// Both at once.
+    DEVICE float push(const DecodeParams& p, float (&x)[COUNT], int token) {
+        static_assert(fours == 1, "four weights of a lane");
+        float factor = logs(p, x, token);
+        weigh(x);
         return factor;
     }
 

@@ -1,15 +1,15 @@
 // Stage 1 of MLA decode for CDNA, 128 query rows of a latent width of 256: tiles of 32 tokens, four waves of 64 lanes.
 //
-// A wave has 32 query rows to itself: their queries, logits, softmax and whole outputs are in its registers, of which a wave to a
-// SIMD has 512 a lane. The weights of a tile leave the product of keys and queries as the operand that the product with the values
-// takes, so they stay where they are. All that waves share is the tile, in shared memory, and a tile takes one barrier.
+// A wave has 32 query rows to itself: their queries, logits, softmax and whole outputs are in its registers, of which a lane has
+// 512 with one wave on a SIMD. Weights leave the product of keys and queries where the product with the values takes them, so
+// they pass through no memory. All that waves share is the tile, in shared memory.
 //
 //   loading   a wave has eight of the tokens of every tile; they go to shared memory by way of registers
 //   logits    keys are eight neighbouring columns of a token
 //   output    values are four tokens of a column: a lane reads eight columns of each and turns them
 //
-// kernels/cdna/lanes.h says how operands and results lie; here products are of 32 rows and columns, and what is said of
-// sixteenths and quarters of lanes holds of halves.
+// Products are transposed as kernels/cdna/lanes.h says, but of 32 rows and columns: a lane is the `lane % 32`-th row of A and
+// column of B, and of eight rows of a result it holds the `lane / 32`-th four.
 
 constexpr int WAVES = THREADS / WAVE;
 constexpr int WAVE_ROWS = 32;
@@ -22,6 +22,12 @@ constexpr int ROPE_LANES = THREADS / TILE_TOKENS;     // of a token
 constexpr int ROPE_COLUMNS = ROPE_DIM / ROPE_LANES;   // of a lane
 static_assert(WAVE == 64 && WAVES * WAVE_ROWS == BLOCK_ROWS && TILE_TOKENS == 32, "waves divide the rows");
 static_assert(KV_LORA_RANK == 32 * LANE_COLUMNS && (ROPE_COLUMNS == 4 || ROPE_COLUMNS == 8), "lanes divide the columns");
+
+// Tokens whose values are multiplied at once. Of a 16-bit cache memory takes longer than products of either depth, and the
+// shallow ones take fewer registers.
+constexpr int VALUE_TOKENS = ELEM == 1 ? LARGE_DEPTH : 8;
+constexpr int LANE_VALUES = VALUE_TOKENS / 2;  // of a lane
+using Operand = Words<VALUE_TOKENS / 4>;
 
 /// Addresses of a token's row; that of the queries, which are surely there, if it is not to be read.
 struct alignas(16) Place {
@@ -139,6 +145,18 @@ struct Queries {
     }
 };
 
+/// Values that are multiplied at once: a lane has eight columns of half the tokens.
+struct Values {
+    Words<4> token[LANE_VALUES];
+
+    DEVICE void load(const uint8 SHARED* stored) {
+        int first = tile_byte(lane_index() / 32 * 4, lane_index() % 32 * LANE_COLUMNS);
+        UNROLL for (int t = 0; t < LANE_VALUES; t++) {
+            token[t] = *(const Words<4> SHARED*)(stored + (first ^ t % 4 * 16) + (t / 4 * 8 + t % 4) * ROW_BYTES);
+        }
+    }
+};
+
 /// Outputs of this wave's rows: a lane has half the columns of one. Of 32 times LANE_COLUMNS columns a tile has every
 /// LANE_COLUMNS-th.
 struct Output {
@@ -148,16 +166,15 @@ struct Output {
         UNROLL for (int n = 0; n < LANE_COLUMNS; n++) tile[n] = {};
     }
 
-    /// Adds the products of eight tokens, of which a lane has four.
-    DEVICE void push(const uint8 SHARED* stored, const Words<2>& weights) {
-        Words<4> token[4];
-        int half = lane_index() / 32 * 4, column = lane_index() % 32 * LANE_COLUMNS;
-        int first = tile_byte(half, column);
-        UNROLL for (int t = 0; t < 4; t++) token[t] = *(const Words<4> SHARED*)(stored + (first ^ t * 16) + t * ROW_BYTES);
+    DEVICE void push(const Values& values, const Operand& weights) {
         UNROLL for (int w = 0; w < 4; w++) {
-            Words<4> pair = transpose_pairs(token[0].word[w], token[1].word[w], token[2].word[w], token[3].word[w]);
-            multiply(tile[w * 2], Words<2>{{pair.word[0], pair.word[1]}}, weights);
-            multiply(tile[w * 2 + 1], Words<2>{{pair.word[2], pair.word[3]}}, weights);
+            Operand of[2];  // neighbouring columns
+            UNROLL for (int t = 0; t < LANE_VALUES; t += 4) {
+                auto word = [&](int i) { return values.token[t + i].word[w]; };
+                Words<4> pair = transpose_pairs(word(0), word(1), word(2), word(3));
+                UNROLL for (int i = 0; i < 4; i++) of[i / 2].word[t / 2 + i % 2] = pair.word[i];
+            }
+            UNROLL for (int i = 0; i < 2; i++) multiply(tile[w * 2 + i], of[i], weights);
         }
     }
 
@@ -196,7 +213,7 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     bool looks_up = wave_agrees(wave_index() == 0);
     Pages pages = {keys, -1};
     if (looks_up) pages.look_up(p);
-    int looked_up = 0, loaded = 0;  // tiles
+    uint32 looked_up = 0, loaded = 0;  // tiles
     auto look_up = [&] {
         if (looks_up) pages.write(p, places + looked_up++ % PLACES * TILE_TOKENS);
         if (pages.at.more()) pages.at.advance(p, part);
@@ -233,11 +250,27 @@ KERNEL_OF(THREADS, 1) mla_decode_split(const DecodeParams p) {
     auto use = [&](int number) {
         const uint8 SHARED* tile = shared + number * TILE_BYTES;
         LargeAccum logits = queries.logits(tile);
-        float factor = softmax.push(p, logits.value, keys.token);
+        Values values;
+        values.load(tile);
+        float factor = softmax.logs(p, logits.value, keys.token);
         if (unlikely(wave_any(factor != 1.0f))) output.rescale(factor);
-        UNROLL for (int k = 0; k < TILE_TOKENS / 8; k++) {
-            const float* x = logits.value + k * 4;
-            output.push(tile + k * 8 * ROW_BYTES, {{pack_weights(x[0], x[1]), pack_weights(x[2], x[3])}});
+        Operand weights[2];
+        auto weigh = [&](int k) {
+            UNROLL for (int i = 0; i < LANE_VALUES; i += 4) {
+                const float* from = logits.value + k * LANE_VALUES + i;
+                float x[MMA_ELEMS] = {from[0], from[1], from[2], from[3]};
+                softmax.weigh(x);
+                weights[k % 2].word[i / 2] = pack_weights(x[0], x[1]);
+                weights[k % 2].word[i / 2 + 1] = pack_weights(x[2], x[3]);
+            }
+        };
+        weigh(0);
+        UNROLL for (int k = 0; k < TILE_TOKENS / VALUE_TOKENS; k++) {
+            // The next weights are made while these values are multiplied.
+            keep_order();
+            if (k + 1 < TILE_TOKENS / VALUE_TOKENS) weigh(k + 1);
+            output.push(values, weights[k % 2]);
+            if (k + 1 < TILE_TOKENS / VALUE_TOKENS) values.load(tile + (k + 1) * VALUE_TOKENS * ROW_BYTES);
         }
         int seq = keys.seq;
         if (unlikely(keys.advance(p, part))) {  // it was the last of its sequence
