@@ -89,6 +89,9 @@ mod tests {
             let blocks = rows.map(|rows| split(&shape, rows, base, "gfx942:sramecc+:xnack-").map(|v| v.block_rows));
             assert_eq!(blocks, [16, 16, 64, 64, 128, 128, 128, 128].map(Some));
         }
+        let narrow = Variant { kv_lora_rank: 256, ..base };
+        let forms = [16, 64, 65].map(|rows| split(&shape, rows, narrow, "gfx950").map(|v| (v.form, v.block_rows)));
+        assert_eq!(forms, [(SLICES_FORM, 16), (ROWS_FORM, 64), (OWN_ROWS_FORM, 128)].map(Some));
         let refused = [
             split(&DecodeShape { portable: true, ..shape }, 16, base, "gfx942"),
             split(&shape, 16, base, "gfx1100"),
