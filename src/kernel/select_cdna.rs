@@ -30,8 +30,7 @@ pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     let form =
         |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
     // Queries and outputs of 128 rows fill the registers of eight waves, or, of half the width, of four.
-    let most =
-        if base.kv_lora_rank == 512 { form(ROWS_FORM, 128, 16, 512) } else { form(OWN_ROWS_FORM, 128, 32, 256) };
+    let most = if base.kv_lora_rank == 512 { form(ROWS_FORM, 128, 16, 512) } else { form(OWN_ROWS_FORM, 128, 32, 256) };
     vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), most]
 }
 
