@@ -187,10 +187,11 @@ struct Softmax {
         float base = raised ? maximum : 0.0f, lazy = raised ? LAZY_MAX : NEGATIVE_INFINITY;
         if (unlikely(p.softcap != 0.0f)) {
             float softcap = unhoisted(p.softcap);
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1)). A division would not do: of a denominator above 2^127 its steps, as AMD's manual
+            // has them, make NaN.
             UNROLL for (int i = 0; i < COUNT; i++) {
                 float power = exp2(x[i] * scale * (2.0f / softcap));
-                x[i] = softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f)) - base;
+                x[i] = softcap * LOG2_E * (1.0f - 2.0f * reciprocal(power + 1.0f)) - base;
             }
         } else {
             UNROLL for (int i = 0; i < COUNT; i++) x[i] = multiply_add(x[i], scale, -base);
