@@ -172,9 +172,10 @@ CLOCKS = {"mfma": 6, "valu": 6, "lds": 6, "memory": 6, "barriers": 5, "total": 6
 
 def budgets_of(variant, budgets):
     """The budgets of the problems that a variant serves."""
-    of_variant = {"arches": "arch", "ranks": "kv_lora_rank", "kv_dtypes": "kv_dtype"}
+    of_variant = {"arches": "arch", "ranks": "kv_lora_rank", "ropes": "rope_dim", "kv_dtypes": "kv_dtype"}
     for budget in budgets:
-        if budget["rows"] in variant["rows"] and all(variant[name] in budget[names] for names, name in of_variant.items()):
+        meant = (names not in budget or variant[name] in budget[names] for names, name in of_variant.items())
+        if budget["rows"] in variant["rows"] and all(meant):
             yield budget
 
 

@@ -105,6 +105,8 @@ class Counts(unittest.TestCase):
         self.assertEqual(list(amd.budgets_of(variant, [budget])), [budget])
         for change in ({"arch": "gfx90a"}, {"rows": []}, {"kv_lora_rank": 256}, {"kv_dtype": "f16"}):
             self.assertEqual(list(amd.budgets_of(variant | change, [budget])), [])
+        of_rope = budget | {"ropes": [64]}
+        self.assertEqual([list(amd.budgets_of(variant | {"rope_dim": rope}, [of_rope])) for rope in (64, 32)], [[of_rope], []])
 
 
 class Nvidia(unittest.TestCase):

@@ -121,15 +121,16 @@ DEVICE Frag frag_of(uint32 first, uint32 second) {
     return {__builtin_bit_cast(FragElems, (Words){first, second})};
 }
 
+typedef uint32 WideWords __attribute__((ext_vector_type(4)));
+typedef _Float16 WideHalves __attribute__((ext_vector_type(8)));
+typedef __bf16 WideBFloats __attribute__((ext_vector_type(8)));
+
 /// c += a b, for a 16 x 16 x 32 tile: a lane holds eight neighbouring elements along k.
 template <bool bf16>
 DEVICE void mma_wide(Accum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {
 #if defined(__gfx950__)
-    typedef uint32 Words __attribute__((ext_vector_type(4)));
-    typedef _Float16 WideHalves __attribute__((ext_vector_type(8)));
-    typedef __bf16 WideBFloats __attribute__((ext_vector_type(8)));
-    Words wide_a = {a[0], a[1], a[2], a[3]};
-    Words wide_b = {b[0], b[1], b[2], b[3]};
+    WideWords wide_a = {a[0], a[1], a[2], a[3]};
+    WideWords wide_b = {b[0], b[1], b[2], b[3]};
     Floats sum;
     UNROLL for (int i = 0; i < MMA_ELEMS; i++) sum[i] = c.value[i];
     if constexpr (bf16) {
@@ -143,6 +144,54 @@ DEVICE void mma_wide(Accum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {
 #else
     mma<bf16>(c, frag_of(a[0], a[1]), frag_of(b[0], b[1]));
     mma<bf16>(c, frag_of(a[2], a[3]), frag_of(b[2], b[3]));
+#endif
+}
+
+/// Sums of a 32 x 32 tile: of column `lane % 32` a lane has the `lane / 32`-th four of each eight rows.
+struct LargeAccum {
+    float value[16];
+};
+typedef float LargeFloats __attribute__((ext_vector_type(16)));
+
+/// c += a b, for a 32 x 32 x 8 tile: a lane holds four neighbouring elements along k.
+template <bool bf16>
+DEVICE void mma_large(LargeAccum& c, const Frag& a, const Frag& b) {
+    LargeFloats sum;
+    UNROLL for (int i = 0; i < 16; i++) sum[i] = c.value[i];
+    if constexpr (bf16) {
+        sum = __builtin_amdgcn_mfma_f32_32x32x8bf16_1k(a.elem, b.elem, sum, 0, 0, 0);
+    } else {
+        sum = __builtin_amdgcn_mfma_f32_32x32x8f16(__builtin_bit_cast(Halves, a.elem), __builtin_bit_cast(Halves, b.elem), sum, 0, 0, 0);
+    }
+    UNROLL for (int i = 0; i < 16; i++) c.value[i] = sum[i];
+}
+
+/// The deepest that a device multiplies at once.
+#if defined(__gfx950__)
+constexpr int LARGE_DEPTH = 16;
+#else
+constexpr int LARGE_DEPTH = 8;
+#endif
+
+/// The same for a 32 x 32 x 16 tile: a lane holds eight neighbouring elements along k.
+template <bool bf16>
+DEVICE void mma_large_wide(LargeAccum& c, const uint32 (&a)[4], const uint32 (&b)[4]) {
+#if defined(__gfx950__)
+    WideWords wide_a = {a[0], a[1], a[2], a[3]};
+    WideWords wide_b = {b[0], b[1], b[2], b[3]};
+    LargeFloats sum;
+    UNROLL for (int i = 0; i < 16; i++) sum[i] = c.value[i];
+    if constexpr (bf16) {
+        sum = __builtin_amdgcn_mfma_f32_32x32x16_bf16(__builtin_bit_cast(WideBFloats, wide_a),
+                                                      __builtin_bit_cast(WideBFloats, wide_b), sum, 0, 0, 0);
+    } else {
+        sum = __builtin_amdgcn_mfma_f32_32x32x16_f16(__builtin_bit_cast(WideHalves, wide_a),
+                                                     __builtin_bit_cast(WideHalves, wide_b), sum, 0, 0, 0);
+    }
+    UNROLL for (int i = 0; i < 16; i++) c.value[i] = sum[i];
+#else
+    mma_large<bf16>(c, frag_of(a[0], a[1]), frag_of(b[0], b[1]));
+    mma_large<bf16>(c, frag_of(a[2], a[3]), frag_of(b[2], b[3]));
 #endif
 }
 #endif

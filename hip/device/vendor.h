@@ -46,6 +46,9 @@ DEVICE void wave_barrier() {
     __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "wavefront");
 }
 
+/// The compiler moves no instruction past this.
+DEVICE void keep_order() { __builtin_amdgcn_sched_barrier(0); }
+
 DEVICE int wave_first(int value) { return __builtin_amdgcn_readfirstlane(value); }
 
 DEVICE bool wave_any(bool condition) { return WAVE_BALLOT(condition) != 0; }

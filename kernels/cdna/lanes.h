@@ -18,6 +18,12 @@ DEVICE void multiply(Accum& c, const Words<2>& a, const Words<2>& b) {
 }
 DEVICE void multiply(Accum& c, const Words<4>& a, const Words<4>& b) { mma_wide<Q_IS_BF16>(c, a.word, b.word); }
 
+/// The same of 32 rows and columns: two words of a lane are 8 deep, four are 16.
+DEVICE void multiply(LargeAccum& c, const Words<2>& a, const Words<2>& b) {
+    mma_large<Q_IS_BF16>(c, frag_of(a.word[0], a.word[1]), frag_of(b.word[0], b.word[1]));
+}
+DEVICE void multiply(LargeAccum& c, const Words<4>& a, const Words<4>& b) { mma_large_wide<Q_IS_BF16>(c, a.word, b.word); }
+
 // ---- 8-bit floats ----
 
 /// Whether the device has instructions for the other kind of 8-bit floats and none for that of the cache.
@@ -143,10 +149,11 @@ DEVICE uint32 pack_weights(float low, float high) {
 }
 
 /// Softmax of query rows of which a wave has `rows`, each in the lanes that are equal modulo `rows`. Of a tile such a lane has four
-/// tokens, `apart` from each other; the next lane's begin where they leave room.
-template <int rows, int apart>
+/// tokens, `apart` from each other; the next lane's begin where they leave room. There may be several times as many.
+template <int rows, int apart, int fours = 1>
 struct Softmax {
-    static constexpr int TILE = WAVE / rows * MMA_ELEMS;  // tokens
+    static constexpr int COUNT = MMA_ELEMS * fours;   // of a lane
+    static constexpr int TILE = WAVE / rows * COUNT;  // tokens
     float maximum, sum;  // the sum is this lane's share; the maximum is below all numbers until it is first raised
     int limit;           // tokens that the row sees of this piece
 
@@ -172,30 +179,33 @@ struct Softmax {
         return value;
     }
 
-    /// Turns the products of the tile at `token` into weights. Says what the row's earlier sums are to be multiplied by: its
-    /// maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes ask each other.
-    DEVICE float push(const DecodeParams& p, float (&x)[MMA_ELEMS], int token) {
+    /// Turns the products of the tile at `token` into logarithms of weights. Says what the row's earlier sums are to be multiplied
+    /// by: its maximum is raised only when a logit exceeds it by LAZY_MAX, and only then do lanes ask each other.
+    DEVICE float logs(const DecodeParams& p, float (&x)[COUNT], int token) {
         float scale = p.sm_scale * p.kv_scale * (WIDENED_UNIT * LOG2_E);
         bool raised = maximum > NEGATIVE_INFINITY;
         float base = raised ? maximum : 0.0f, lazy = raised ? LAZY_MAX : NEGATIVE_INFINITY;
         if (unlikely(p.softcap != 0.0f)) {
             float softcap = unhoisted(p.softcap);
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
+            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1)). Of a denominator above 2^127 the steps of a division, as AMD's manual has them,
+            // make NaN; what is over FAR makes no difference.
+            constexpr float FAR = 1.0e30f;
+            UNROLL for (int i = 0; i < COUNT; i++) {
                 float power = exp2(x[i] * scale * (2.0f / softcap));
+                if (power > FAR) power = FAR;  // not if it is NaN
                 x[i] = softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f)) - base;
             }
         } else {
-            UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] = multiply_add(x[i], scale, -base);
+            UNROLL for (int i = 0; i < COUNT; i++) x[i] = multiply_add(x[i], scale, -base);
         }
         if (unlikely(wave_any(token + TILE > limit))) {
             int seen = limit - token - first_token();
-            UNROLL for (int i = 0; i < MMA_ELEMS; i++) {
-                if (i * apart >= seen) x[i] = NEGATIVE_INFINITY;
+            UNROLL for (int i = 0; i < COUNT; i++) {
+                if (i / MMA_ELEMS * (TILE / fours) + i % MMA_ELEMS * apart >= seen) x[i] = NEGATIVE_INFINITY;
             }
         }
         float highest = NEGATIVE_INFINITY;
-        UNROLL for (int i = 0; i < MMA_ELEMS; i++) highest = ::maximum(highest, x[i]);
+        UNROLL for (int i = 0; i < COUNT; i++) highest = ::maximum(highest, x[i]);
         float factor = 1.0f;
         if (unlikely(wave_any(highest > lazy))) {
             float rise = over_row(highest, [](float a, float b) { return ::maximum(a, b); });
@@ -204,11 +214,23 @@ struct Softmax {
                 rise = maximum - base;
                 factor = exp2(-::maximum(rise, 0.0f));  // sums are zero before the first rise, which may be a fall
                 sum *= factor;
-                UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] -= rise;
+                UNROLL for (int i = 0; i < COUNT; i++) x[i] -= rise;
             }
         }
+        return factor;
+    }
+
+    /// Turns four logarithms into weights.
+    DEVICE void weigh(float (&x)[MMA_ELEMS]) {
         UNROLL for (int i = 0; i < MMA_ELEMS; i++) x[i] = exp2(x[i]);
         sum += (x[0] + x[1]) + (x[2] + x[3]);
+    }
+
+    /// Both at once.
+    DEVICE float push(const DecodeParams& p, float (&x)[COUNT], int token) {
+        static_assert(fours == 1, "four weights of a lane");
+        float factor = logs(p, x, token);
+        weigh(x);
         return factor;
     }
 

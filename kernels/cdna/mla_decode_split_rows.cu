@@ -1,4 +1,4 @@
-// Stage 1 of MLA decode for CDNA, many query rows: 64 or 128 in a block, tiles of 16 tokens, waves of 64 lanes.
+// Stage 1 of MLA decode for CDNA, many query rows: 64 in a block, or 128 of the whole width, tiles of 16 tokens, waves of 64 lanes.
 //
 // With many rows the products take the time, and registers are what is short: queries and outputs fill most of them.
 //
@@ -20,7 +20,7 @@ constexpr int LANE_TOKENS = 4;
 constexpr int WIDTH = KV_LORA_RANK + ROPE_DIM;
 constexpr int ROW_BYTES = divide_up(WIDTH, 64) * 128;  // of a token in shared memory
 constexpr int CHUNKS = WIDTH / 32;                     // of columns that a wave multiplies at once
-constexpr int STAGED = KV_LORA_RANK < 512 ? BLOCK_ROWS == 128 ? 3 : 0 : BLOCK_ROWS == 64 ? 5 : 2;  // chunks of queries that a lane keeps in shared memory
+constexpr int STAGED = KV_LORA_RANK < 512 ? 0 : BLOCK_ROWS == 64 ? 5 : 2;  // chunks of queries that a lane keeps in shared memory
 constexpr int HELD = CHUNKS - STAGED;                                      // and in registers
 constexpr bool HAS_ROPE = ROPE_DIM > 0;
 constexpr int ROPE_WAVES = TILE_TOKENS * ROPE_DIM / 4 / WAVE;  // the first waves load the rope, four columns a lane

@@ -3,7 +3,7 @@
 namespace few {
 
 /// Whether the kernel has the rows form besides, of which the variant's constants then are.
-constexpr bool BESIDE_ROWS = FORM == 8;
+constexpr bool BESIDE_ROWS = FORM == 9;
 
 constexpr int SLOTS = BESIDE_ROWS ? 2 : STAGES;
 constexpr int UNITS = LATENT_UNITS + (ROPE_DIM > 0);

@@ -26,7 +26,7 @@ static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two 
 static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
 /// Whether a block has one piece at most, as where all are of one sequence.
-constexpr bool ONE_PIECE = FORM == 8;
+constexpr bool ONE_PIECE = FORM == 9;
 
 /// Shared memory, in bytes from its beginning.
 constexpr int QUERY_AT = STAGING_AT + STAGING_BYTES;

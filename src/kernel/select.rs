@@ -93,7 +93,9 @@ fn layout_of(arch: &str) -> Layout {
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
         select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
-        select_cdna::SLICES_FORM | select_cdna::ROWS_FORM => return select_cdna::shared_bytes(variant),
+        select_cdna::SLICES_FORM | select_cdna::ROWS_FORM | select_cdna::OWN_ROWS_FORM => {
+            return select_cdna::shared_bytes(variant);
+        }
         select_few::FORM | select_few::BOXES_FORM | select_few::EITHER_FORM => {
             return select_few::shared_bytes(variant, layout_of(arch).score_pad);
         }

@@ -9,6 +9,8 @@ use crate::backend::DecodeShape;
 pub(super) const SLICES_FORM: u32 = 5;
 /// `kernels/cdna/mla_decode_split_rows.cu`, for 64 or 128: waves share out the rows, and the columns of the output.
 pub(super) const ROWS_FORM: u32 = 6;
+/// `kernels/cdna/mla_decode_split_own_rows.cu`, for 128 of half the width: waves share out the rows, and those of the output.
+pub(super) const OWN_ROWS_FORM: u32 = 8;
 
 /// The form's variant for a group of `rows` rows, if one of CDNA's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
@@ -28,8 +30,8 @@ pub(super) fn chosen_variants(arch: &str, base: Variant) -> Vec<Variant> {
     let form =
         |form, block_rows, tile_tokens, threads| Variant { form, block_rows, tile_tokens, threads, stages: 1, ..base };
     // Queries and outputs of 128 rows fill the registers of eight waves, or, of half the width, of four.
-    let threads = if base.kv_lora_rank == 512 { 512 } else { 256 };
-    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), form(ROWS_FORM, 128, 16, threads)]
+    let most = if base.kv_lora_rank == 512 { form(ROWS_FORM, 128, 16, 512) } else { form(OWN_ROWS_FORM, 128, 32, 256) };
+    vec![form(SLICES_FORM, 16, 64, 256), form(ROWS_FORM, 64, 16, 256), most]
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -44,13 +46,15 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
         return waves * pairs + orders * weights + 2 * block_rows * 4;
     }
     let tile = tile_tokens * (kv_lora_rank + rope_dim).next_multiple_of(64) * 2;
-    let weights = block_rows * tile_tokens * 2;
     let places = tile_tokens * 16;
+    if variant.form == OWN_ROWS_FORM {
+        return 3 * tile + 4 * places;
+    }
+    let weights = block_rows * tile_tokens * 2;
     // Chunks of queries.
     let staged = match (kv_lora_rank, block_rows) {
         (512, 64) => 5,
         (512, _) => 2,
-        (_, 128) => 3,
         _ => 0,
     };
     2 * (tile + weights + places + waves * 4) + 2 * block_rows * 4 + staged * (block_rows / 16) * 64 * 16
@@ -84,6 +88,9 @@ mod tests {
             let blocks = rows.map(|rows| split(&shape, rows, base, "gfx942:sramecc+:xnack-").map(|v| v.block_rows));
             assert_eq!(blocks, [16, 16, 64, 64, 128, 128, 128, 128].map(Some));
         }
+        let narrow = Variant { kv_lora_rank: 256, ..base };
+        let forms = [16, 64, 65].map(|rows| split(&shape, rows, narrow, "gfx950").map(|v| (v.form, v.block_rows)));
+        assert_eq!(forms, [(SLICES_FORM, 16), (ROWS_FORM, 64), (OWN_ROWS_FORM, 128)].map(Some));
         let refused = [
             split(&DecodeShape { portable: true, ..shape }, 16, base, "gfx942"),
             split(&shape, 16, base, "gfx1100"),

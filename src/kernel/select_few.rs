@@ -18,7 +18,7 @@ pub(super) const FORM: u32 = 3;
 /// `kernels/sm90/mla_decode_split_few.cu`: likewise by bulk copies, whose boxes take pages of multiples of 8 tokens.
 pub(super) const BOXES_FORM: u32 = 7;
 /// `kernels/sm90/mla_decode_split_either.cu`: by the lengths of a step, that one or Hopper's rows form.
-pub(super) const EITHER_FORM: u32 = 8;
+pub(super) const EITHER_FORM: u32 = 9;
 
 /// Most virtual sequences that blocks look through for a piece of their own.
 const MAX_VIRTUAL_SEQS: usize = 8;

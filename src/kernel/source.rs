@@ -114,6 +114,7 @@ const SM90_SPLIT_EITHER: SourceFile = embed!("kernels/sm90/mla_decode_split_eith
 const CDNA_LANES: SourceFile = embed!("kernels/cdna/lanes.h");
 const CDNA_SPLIT_SLICES: SourceFile = embed!("kernels/cdna/mla_decode_split_slices.cu");
 const CDNA_SPLIT_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_rows.cu");
+const CDNA_SPLIT_OWN_ROWS: SourceFile = embed!("kernels/cdna/mla_decode_split_own_rows.cu");
 const DECODE_REDUCE: SourceFile = embed!("kernels/mla_decode_reduce.cu");
 const CACHE: SourceFile = embed!("kernels/mla_cache.cu");
 const MERGE: SourceFile = embed!("kernels/merge.cu");
@@ -163,6 +164,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
             ],
             select_cdna::SLICES_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_SLICES],
             select_cdna::ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_ROWS],
+            select_cdna::OWN_ROWS_FORM => &[PART, CDNA_LANES, CDNA_SPLIT_OWN_ROWS],
             select::TURNS_FORM => &[PART, STREAM, SOFTMAX, DECODE_SPLIT_TURNS],
             _ => &[PART, STREAM, SOFTMAX, DECODE_SPLIT],
         },

@@ -380,10 +380,10 @@ pub(crate) fn views_with_strides<B: Backend>(backend: &B, dtype: DType) {
 }
 
 pub(crate) fn widths_and_soft_caps<B: Backend>(backend: &B, dtype: DType) {
-    for (kv_lora_rank, qk_rope_head_dim) in
-        [(512, 64), (512, 0), (256, 64), (256, 32), (32, 4), (16, 4), (7, 3), (33, 0)]
-    {
-        let config = MlaConfig { kv_lora_rank, qk_rope_head_dim, ..layer(5, 4) };
+    let widths = [(512, 64), (512, 0), (256, 64), (256, 32), (32, 4), (16, 4), (7, 3), (33, 0)].map(|(a, b)| (a, b, 5));
+    // And rows enough for the forms that serve many.
+    for (kv_lora_rank, qk_rope_head_dim, heads) in widths.into_iter().chain([(256, 64, 40), (256, 32, 40)]) {
+        let config = MlaConfig { kv_lora_rank, qk_rope_head_dim, ..layer(heads, 4) };
         if matches!(MlaDecode::new(backend, config, dtype, dtype), Err(Error::Unsupported { .. })) {
             // The models' own widths are served everywhere.
             assert!(kv_lora_rank < 256 && B::NAME != "host", "{kv_lora_rank} + {qk_rope_head_dim}");

@@ -13,6 +13,7 @@ use latentwave::kernel::{Entry, Source, Variant, select};
 const HEADS: usize = 5;
 const PAGE: usize = 4;
 const LENS: [i32; 3] = [53, 3, 17];
+const LONG_LENS: [i32; 3] = [333, 3, 97];
 
 /// A type of the kernels.
 #[derive(Clone, Copy, PartialEq)]
@@ -135,14 +136,14 @@ struct Form {
 
 /// Runs both stages for `query_len` tokens and compares every row.
 fn decode(variant: Variant, query_len: usize, splits: usize) {
-    decode_with(variant, query_len, splits, None);
+    decode_with(variant, query_len, splits, LENS, None);
 }
 
 /// Where a NaN is put.
 const NAN_COLUMN: usize = 7;
 
-/// The same with a NaN in that token of the first sequence.
-fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<usize>) {
+/// The same with sequences of these lengths, and a NaN in that token of the first.
+fn decode_with(variant: Variant, query_len: usize, splits: usize, lens: [i32; 3], nan: Option<usize>) {
     let form = Form {
         q: Type::of(variant.q_dtype),
         kv: Type::of(variant.kv_dtype),
@@ -165,16 +166,16 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<us
     };
     let mut gpu = Emulator::new(&split, true);
     gpu.dynamic_bytes = 65536 - 128;
-    let (batch, width) = (LENS.len(), form.rank + form.rope);
+    let (batch, width) = (lens.len(), form.rank + form.rope);
     let mut random = Random::new();
-    let columns = LENS.iter().max().map_or(0, |len| (*len as usize).div_ceil(PAGE)) + 1;
+    let columns = lens.iter().max().map_or(0, |len| (*len as usize).div_ceil(PAGE)) + 1;
     let pages = batch * columns + 2;
     let (q_bytes, q) = form.q.random(&mut random, batch * query_len * HEADS * width);
     let (mut cache, mut kv) = form.kv.random(&mut random, pages * PAGE * width);
     // Pages in an order of their own; entries past a sequence's end name no page.
     let table: Vec<i32> = (0..batch * columns)
         .map(|at| {
-            let used = (LENS[at / columns] as usize).div_ceil(PAGE);
+            let used = (lens[at / columns] as usize).div_ceil(PAGE);
             if at % columns < used { ((at * 7 + 3) % pages) as i32 } else { -1 }
         })
         .collect();
@@ -184,7 +185,7 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<us
         kv[at] = f64::NAN;
     }
     // Tokens past a sequence's end are NaN.
-    for (seq, len) in LENS.iter().enumerate() {
+    for (seq, len) in lens.iter().enumerate() {
         let last = (*len as usize - 1) / PAGE;
         for token in *len as usize..(last + 1) * PAGE {
             let at = (table[seq * columns + last] as usize * PAGE + token % PAGE) * width * form.kv.size();
@@ -204,7 +205,7 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<us
         kv: pkv,
         k_rope: pkv + (form.rank * form.kv.size()) as u64,
         block_table: gpu.upload(&common::i32_bytes(&padded)),
-        seq_lens: gpu.upload(&common::i32_bytes(&LENS)),
+        seq_lens: gpu.upload(&common::i32_bytes(&lens)),
         out,
         lse,
         partial_out: gpu.upload(&vec![0xff; slots * query_len * HEADS * form.rank * form.q.size()]),
@@ -259,7 +260,7 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, nan: Option<us
     let got_lse = common::to_f32(&gpu.download(lse, 4 * rows));
     for row in 0..rows {
         let (seq, token) = (row / (query_len * HEADS), row / HEADS % query_len);
-        let visible = (LENS[seq] as usize + token + 1).saturating_sub(query_len);
+        let visible = (lens[seq] as usize + token + 1).saturating_sub(query_len);
         let scaled: Vec<Vec<f64>> = (0..visible)
             .map(|t| {
                 let at = (table[seq * columns + t / PAGE] as usize * PAGE + t % PAGE) * width;
@@ -348,7 +349,7 @@ fn a_nan_reaches_those_who_see_it() {
         variant.entry == Entry::DecodeSplit && variant.stages == 1 && variant.q_dtype == DType::BF16 && wide
     };
     let variants = select::all_variants("gfx942").into_iter().filter(chosen);
-    let count = variants.map(|variant| decode_with(variant, 2, 2, Some(52))).count();
+    let count = variants.map(|variant| decode_with(variant, 2, 2, LENS, Some(52))).count();
     assert!(count >= 9, "{count}");
 }
 
@@ -404,6 +405,22 @@ fn the_order_of_blocks_is_a_permutation() {
                 assert!(dies.iter().all(|die| *die == dies[0]), "item {item} of {items} is on dies {dies:?}");
             }
         }
+    }
+}
+
+/// The form whose waves have their rows to themselves, of every type that it serves: many tiles, and a NaN that some rows see;
+/// and rows in two blocks, in pieces that end at each tile of a turn.
+#[test]
+fn rows_of_their_own_in_many_tiles() {
+    let chosen =
+        |v: &Variant| v.entry == Entry::DecodeSplit && v.stages == 1 && v.block_rows == 128 && v.kv_lora_rank == 256;
+    let variants: Vec<_> = select::all_variants("gfx942").into_iter().filter(chosen).collect();
+    assert!(variants.len() >= 8, "{}", variants.len());
+    for variant in &variants {
+        decode_with(*variant, 14, 2, LONG_LENS, Some(332));
+    }
+    for splits in [1, 3, 5] {
+        decode_with(variants[0], 30, splits, LONG_LENS, None);
     }
 }
 
