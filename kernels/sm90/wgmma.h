@@ -130,15 +130,9 @@ DEVICE uint32 count_up(uint32 GLOBAL* at, uint32 last) {
 
 // ---- copies by lanes ----
 
-/// How the second-level cache is to keep what is read once a layer: it goes first, else it would push out what every layer needs again,
-/// the kernels' own code among it. The policy that `createpolicy.fractional.L2::evict_first` makes, as one number.
-constexpr uint64 READ_ONCE = 0x12F0000000000000;
-
-/// 16 bytes of the KV cache from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
 DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0),
-                 "l"(READ_ONCE)
-                 : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
 }
 /// Arrives when all copies that this thread has begun so far have come.
 DEVICE void arrive_with_copies(uint32 at) {
@@ -152,6 +146,11 @@ DEVICE void prefetch(const void GLOBAL* from) { asm volatile("prefetch.global.L2
 DEVICE void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
+/// How the second-level cache is to keep what is read once a layer: it goes first, else it would push out what every layer needs again,
+/// the kernels' own code among it. The policy that `createpolicy.fractional.L2::evict_first` makes, as the number that bulk copies take;
+/// copies by lanes do not (an illegal instruction).
+constexpr uint64 READ_ONCE = 0x12F0000000000000;
+
 /// Copies the box at (column, row, page); what lies outside the tensor becomes zero and is not read. `once` goes by READ_ONCE.
 template <bool once = true>
 DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int page, uint32 full) {
