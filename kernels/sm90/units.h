@@ -114,7 +114,8 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             warp_barrier();
             if (box < 0 || box >= boxes) continue;
             bool rotary = unit == CACHED_UNITS;
-            copy_box(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+            // Rows of 8 bits begin within the second-level cache's lines: what one box has read its neighbours need, too.
+            copy_box<!FP8>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
                      full);
         }
         first = (first + boxes) % 32;

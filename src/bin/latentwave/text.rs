@@ -1,6 +1,5 @@
 //! Numbers and names as people read them.
 
-
 /// A whole number with its thousands set apart: `12,345`.
 pub(crate) fn count(number: usize) -> String {
     let digits = number.to_string();

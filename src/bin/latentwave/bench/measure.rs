@@ -9,10 +9,10 @@ use latentwave::{
 use serde::Serialize;
 
 use super::check;
+use crate::interrupt;
 use crate::point::Point;
 use crate::rng::Rng;
 use crate::rows::{self, Errors, Rows};
-use crate::interrupt;
 
 /// Distinct random cache rows; a cache repeats them.
 const DISTINCT_ROWS: usize = 1021;

@@ -78,8 +78,7 @@ pub(super) fn run<B: GraphBackend>(backend: &B, problem: &Problem) -> Result<Opt
         let (out, lse) = written.map_err(|error| failed(&format!("launch {round}"), error))?;
         errors.merge(check(problem, round, out, lse).map_err(|miss| Fault::Wrong(format!("launch {round}: {miss}")))?);
     }
-    let passed =
-        Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors };
+    let passed = Passed { kernel: device.plan.kernels().split, launches: problem.rounds.len(), errors };
     Ok((!interrupt::caught()).then_some(passed))
 }
 
