@@ -8,7 +8,8 @@
 //! | rows of a group | served | measured, µs |
 //! |---|---|---|
 //! | up to 16 | one to four sequences of any length | S1024 5.0 (6.4), S4096 6.3 (8.3), S65536 24.6 (31.5), B4 S16384 24.4 (30.5) |
-//! | 17 to 128 | up to 16,384 tokens of one sequence, 8,192 of up to eight; of one sequence captured longer beside another form, while it is that short | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
+//! | 17 to 32 | one sequence of any length, 8,192 tokens of up to eight | H32 S4096 8.6, S65536 28.8 (44.2, portable form), S131072 45.2 (67.6, likewise) |
+//! | 33 to 128 | up to 16,384 tokens of one sequence, 8,192 of up to eight; of one sequence captured longer by a kernel that has the rows form, too | S1024 H128 6.7 (13.4), S4096 H128 11.3 (16.6), S16384 H128 21.1 (21.8), B2 S4096 H128 16.6 (18.1); B4 S4096 H128 24.3 (21.5), S131072 H128 117 (67.6) |
 
 use super::{Variant, select, select_sm90};
 use crate::backend::{DecodeShape, FewTokens};

@@ -13,8 +13,8 @@
 //! | up to 32, of an fp8 cache | any, 4,096 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B1 S4096 H16 10.9 (12.5), H32 14.1 (15.9), B1 S65536 H16 23.0 (37.8), B2 S2048 H16 10.4 (11.8), B4 S1024 H16 10.4 (11.3), B16 S1024 H16 19.0 (35.9), B8 S2048 H32 16.8 (21.3); captured long but short, B1 S1024 H16 9.9 (9.0), H32 12.9 (11.0) |
 //! | the others | | portable | |
 //!
-//! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these, also beside one
-//! of these in a graph that is captured for more.
+//! Where the policy leaves the splits open, few tokens are served by the form of `select_few.rs` before any of these, also by a kernel
+//! that has the rows form for the same sequence when it is longer.
 
 use super::{Variant, select};
 use crate::backend::DecodeShape;
