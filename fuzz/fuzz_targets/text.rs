@@ -1,7 +1,7 @@
 //! What a person types: points of a benchmark, graph modes, supports, driver versions.
 #![no_main]
 
-#[path = "../../src/bin/latentwave/bench/point.rs"]
+#[path = "../../src/bin/latentwave/point.rs"]
 #[allow(dead_code, reason = "the program uses the rest")]
 mod point;
 #[path = "../../src/bin/latentwave/rng.rs"]
