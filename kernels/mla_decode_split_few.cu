@@ -80,11 +80,10 @@ struct Loader {
     DEVICE void turn(const DecodeParams& p, const OwnPiece& piece, int to) {
         token = to;
         end = piece.end;
-        const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
-        bool shifts = (p.page_size & (p.page_size - 1)) == 0;
+        const int GLOBAL* table = global_pointer<const int>(p.block_table) + seq_of(p, piece.seq) * p.table_stride;
         UNROLL for (int i = 0; i < PASSES; i++) {
             int at = token + thread_index() / LANES + i * ROWS;
-            int column = shifts ? at >> highest_bit(p.page_size) : quotient(at, p.page_size);
+            int column = column_of(p, at);
             entry[i] = at - column * p.page_size;
             page_at[i] = at < end && column < p.table_width ? table + column : nullptr;
             page[i] = page_now(i);
@@ -198,11 +197,8 @@ struct Softmax {
         float highest = NEGATIVE_INFINITY;
         UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
         if (unlikely(p.softcap != 0.0f)) {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-                float power = exp2(x[j] * (2.0f / p.softcap));
-                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
-            }
+            float twice = 2.0f * reciprocal(p.softcap);
+            UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] = capped(p.softcap, x[j] * twice);
         }
         UNROLL for (int j = 0; j < LANE_KEYS; j++) {
             if (token + key + j >= limit) x[j] = NEGATIVE_INFINITY;

@@ -21,7 +21,7 @@ DEVICE int few_sum(const DecodeParams& p, int value) {
 DEVICE const int GLOBAL* few_length(const DecodeParams& p) {
     int virtual_seq = thread_index() & (few_width(p) - 1);
     if (virtual_seq >= p.batch * num_groups(p)) return nullptr;
-    return global_pointer<const int>(p.seq_lens) + quotient(virtual_seq, num_groups(p));
+    return global_pointer<const int>(p.seq_lens) + seq_of(p, virtual_seq);
 }
 
 /// Tokens of this lane's sequence, of that length; of the length that stands there now.

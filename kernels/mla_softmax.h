@@ -21,11 +21,8 @@ struct Softmax {
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
         UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] *= scale;
         if (unlikely(p.softcap != 0.0f)) {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-            UNROLL for (int j = 0; j < LANE_KEYS; j++) {
-                float power = exp2(x[j] * (2.0f / p.softcap));
-                x[j] = p.softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f));
-            }
+            float twice = 2.0f * reciprocal(p.softcap);
+            UNROLL for (int j = 0; j < LANE_KEYS; j++) x[j] = capped(p.softcap, x[j] * twice);
         }
         float highest = NEGATIVE_INFINITY;
         UNROLL for (int j = 0; j < LANE_KEYS; j++) {

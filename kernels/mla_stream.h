@@ -58,28 +58,25 @@ struct Loader {
 
     Cursor at;
     const int GLOBAL* table;  // the sequence's row
-    int page_shift;           // of a page size that is a power of two, else -1
     int page[PASSES];         // of this thread's rows of the tile at the cursor; -1 past the table
     int entry[PASSES];        // within the page
 
     DEVICE void start(const DecodeParams& p, const Cursor& first) {
         at = first;
-        page_shift = -1;
-        if ((p.page_size & (p.page_size - 1)) == 0) page_shift = highest_bit(p.page_size);
         turn(p);
         look_up(p);
     }
 
     /// Turns to the cursor's sequence.
     DEVICE void turn(const DecodeParams& p) {
-        table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+        table = global_pointer<const int>(p.block_table) + seq_of(p, at.seq) * p.table_stride;
     }
 
     /// Looks up the pages of the tile at the cursor, well before they are needed.
     DEVICE void look_up(const DecodeParams& p) {
         UNROLL for (int i = 0; i < PASSES; i++) {
             int token = at.token + load_thread() / LANES + i * ROWS;
-            int column = page_shift >= 0 ? token >> page_shift : token / p.page_size;
+            int column = column_of(p, token);
             entry[i] = token - column * p.page_size;
             page[i] = column < p.table_width ? table[column] : -1;
         }

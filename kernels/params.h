@@ -8,9 +8,10 @@ struct DecodeParams {
     int batch, query_len, query_group, num_heads, kv_lora_rank, rope_dim, page_size, table_width, causal;
     int schedule_kind, num_kv_splits, split_tokens, num_parts, tile_tokens;
     float sm_scale, softcap, kv_scale;
-    int fixed_cost, num_groups, few_parts, few_unit, few_tokens, few_blocks, settled, merged_pieces, reserved;
+    int fixed_cost, num_groups, few_parts, few_unit, few_tokens, few_blocks, settled, merged_pieces;
+    uint32 groups_inverse, heads_inverse, page_inverse;
 };
-static_assert(sizeof(DecodeParams) == 296, "as in params.rs");
+static_assert(sizeof(DecodeParams) == 304, "as in params.rs");
 
 struct CacheWriteParams {
     uint64 kv_c, k_pe, slot_mapping, kv, k_rope;

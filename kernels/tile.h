@@ -123,7 +123,7 @@ DEVICE void widen_fp8x4(uint32 bytes, uint32& first, uint32& second) {
 /// a / b for a >= 0 and b > 0: a division of integers takes three times as long, and much code.
 DEVICE int quotient(int a, int b) {
     if (b == 1) return a;
-    float inverse = exp2(-log2((float)unhoisted_uniform(b)));
+    float inverse = reciprocal((float)unhoisted_uniform(b));
     int q = (int)((float)a * inverse);
     q += (int)((float)(a - q * b) * inverse);
     int rest = a - q * b;
@@ -131,7 +131,18 @@ DEVICE int quotient(int a, int b) {
 }
 DEVICE int quotient_up(int a, int b) { return quotient(a + b - 1, b); }
 
+/// Likewise, given what `inverse_of` in params.rs makes of b: the product is right or one too large.
+DEVICE int quotient_by(int a, int b, uint32 inverse) {
+    int q = b == 1 ? a : (int)((uint64)(uint32)a * inverse >> 32);
+    return q - ((uint32)(q * b) > (uint32)a);
+}
+
 DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
+/// The sequence of a virtual one.
+DEVICE int seq_of(const DecodeParams& p, int virtual_seq) { return quotient_by(virtual_seq, num_groups(p), p.groups_inverse); }
+/// Where a token stands: the column of the block table that has its page, and its entry of that page.
+DEVICE int column_of(const DecodeParams& p, int token) { return quotient_by(token, p.page_size, p.page_inverse); }
+DEVICE int entry_of(const DecodeParams& p, int token) { return token - column_of(p, token) * p.page_size; }
 DEVICE int group_rows(const DecodeParams& p) { return p.query_group * p.num_heads; }
 
 /// A length within what a row of the block table addresses.
@@ -152,13 +163,13 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
 
 /// Last query token of a virtual sequence.
 DEVICE int last_token(const DecodeParams& p, int virtual_seq) {
-    int group = virtual_seq - quotient(virtual_seq, num_groups(p)) * num_groups(p);
+    int group = virtual_seq - seq_of(p, virtual_seq) * num_groups(p);
     return smaller((group + 1) * p.query_group, p.query_len) - 1;
 }
 
 /// Tokens that the last row of a virtual sequence sees.
 DEVICE int extent(const DecodeParams& p, int virtual_seq) {
-    int seq = quotient(virtual_seq, num_groups(p));
+    int seq = seq_of(p, virtual_seq);
     return visible_tokens(p, sequence_length(p, seq), last_token(p, virtual_seq));
 }
 
@@ -210,8 +221,8 @@ struct Row {
 };
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
     int groups = num_groups(p);
-    int seq = quotient(virtual_seq, groups);
-    int local = p.query_group == 1 ? 0 : quotient(row, p.num_heads);
+    int seq = seq_of(p, virtual_seq);
+    int local = quotient_by(row, p.num_heads, p.heads_inverse);
     int token = (virtual_seq - seq * groups) * p.query_group + local;
     return {seq, token, row - local * p.num_heads, row < group_rows(p) && token < p.query_len};
 }
@@ -230,8 +241,12 @@ DEVICE uint16 GLOBAL* result_row(const DecodeParams& p, const Row& row, int64 sl
 /// What a row's sums are multiplied by, given that of their weights. Partial outputs stay in the cache's own units, a mean of
 /// whose values always fits 16 bits; stage 2 scales them. 0 for a row that saw nothing: a NaN must show.
 DEVICE float result_scale(const DecodeParams& p, float weight, int64 slot) {
-    return weight == 0.0f ? 0.0f : (slot < 0 ? p.kv_scale : 1.0f) / weight;
+    return weight == 0.0f ? 0.0f : (slot < 0 ? p.kv_scale : 1.0f) * reciprocal(weight);
 }
+
+/// A capped logit in powers of two, given the logit times `2 LOG2_E / softcap`: c tanh(y) = c (1 - 2 / (exp(2 y) + 1)). A division proper
+/// would take registers from all else and, on AMD, make NaN of what exceeds 2^127.
+DEVICE float capped(float softcap, float power) { return softcap * LOG2_E * (1.0f - 2.0f * reciprocal(exp2(power) + 1.0f)); }
 
 DEVICE void write_lse(const DecodeParams& p, const Row& row, float lse) {
     if (p.lse == 0) return;

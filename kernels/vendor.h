@@ -41,6 +41,10 @@ DEVICE int unhoisted(int value) {
     asm volatile("" : "+r"(value));
     return value;
 }
+DEVICE float unhoisted(float value) {
+    asm volatile("" : "+f"(value));
+    return value;
+}
 /// Likewise for a value that is the same in the whole wave, of which AMD's compiler keeps what it likes in scalar registers.
 DEVICE int unhoisted_uniform(int value) { return unhoisted(value); }
 
@@ -105,6 +109,13 @@ DEVICE float exp2(float x) {
 DEVICE float log2(float x) {
     float y;
     asm("lg2.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+
+/// 1 / x within an ulp or two; 0 of what is infinite.
+DEVICE float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 

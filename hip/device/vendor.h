@@ -124,6 +124,7 @@ DEVICE T shuffle_up(T value, int delta) {
 #define log2 log2_fast
 DEVICE float exp2(float x) { return __builtin_amdgcn_exp2f(x); }
 DEVICE float log2(float x) { return __builtin_amdgcn_logf(x); }
+DEVICE float reciprocal(float x) { return __builtin_amdgcn_rcpf(x); }
 
 DEVICE uint32 float_bits(float x) { return __builtin_bit_cast(uint32, x); }
 DEVICE float bits_float(uint32 x) { return __builtin_bit_cast(float, x); }

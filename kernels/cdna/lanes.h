@@ -187,14 +187,8 @@ struct Softmax {
         float base = raised ? maximum : 0.0f, lazy = raised ? LAZY_MAX : NEGATIVE_INFINITY;
         if (unlikely(p.softcap != 0.0f)) {
             float softcap = unhoisted(p.softcap);
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1)). Of a denominator above 2^127 the steps of a division, as AMD's manual has them,
-            // make NaN; what is over FAR makes no difference.
-            constexpr float FAR = 1.0e30f;
-            UNROLL for (int i = 0; i < COUNT; i++) {
-                float power = exp2(x[i] * scale * (2.0f / softcap));
-                if (power > FAR) power = FAR;  // not if it is NaN
-                x[i] = softcap * LOG2_E * (1.0f - 2.0f / (power + 1.0f)) - base;
-            }
+            float twice = scale * 2.0f * reciprocal(softcap);
+            UNROLL for (int i = 0; i < COUNT; i++) x[i] = capped(softcap, x[i] * twice) - base;
         } else {
             UNROLL for (int i = 0; i < COUNT; i++) x[i] = multiply_add(x[i], scale, -base);
         }

@@ -63,14 +63,14 @@ struct Pages {
     DEVICE int token() const { return at.token + (int)(unhoisted((uint32)lane_index()) % TILE_TOKENS); }
 
     DEVICE void look_up(const DecodeParams& p) {
-        int column = token() / p.page_size;
-        const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+        int column = column_of(p, token());
+        const int GLOBAL* table = global_pointer<const int>(p.block_table) + seq_of(p, at.seq) * p.table_stride;
         page = token() < at.end && column < p.table_width ? table[column] : -1;
     }
 
     DEVICE void write(const DecodeParams& p, Place SHARED* places) const {
         bool valid = page >= 0 && page < p.num_pages;
-        int64 entry = token() % p.page_size;
+        int64 entry = entry_of(p, token());
         int64 latent = (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM;
         int64 rope = (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM;
         if (lane_index() < TILE_TOKENS) places[lane_index()] = {valid ? latent : -1, valid ? rope : -1};

@@ -65,7 +65,7 @@ struct Pages {
     /// Turns to the cursor's sequence.
     DEVICE void turn(const DecodeParams& p) {
         make_scalar(at);
-        table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
+        table = global_pointer<const int>(p.block_table) + seq_of(p, at.seq) * p.table_stride;
         int64 tokens = (int64)p.table_width * p.page_size;
         end = at.end < tokens ? at.end : (int)tokens;
     }

@@ -180,11 +180,8 @@ struct Softmax {
         if (p.softcap == 0.0f) {
             UNROLL for (int i = 0; i < LOGITS; i++) x[i] *= scale;
         } else {
-            // c tanh(y) = c (1 - 2 / (exp(2 y) + 1)); divisions proper would take registers from all else.
-            scale *= 2.0f * exp2(-log2(p.softcap));
-            UNROLL for (int i = 0; i < LOGITS; i++) {
-                x[i] = p.softcap * LOG2_E * (1.0f - 2.0f * exp2(-log2(exp2(x[i] * scale) + 1.0f)));
-            }
+            scale *= 2.0f * reciprocal(p.softcap);
+            UNROLL for (int i = 0; i < LOGITS; i++) x[i] = capped(p.softcap, x[i] * scale);
         }
         token += warp * 16 + lane_index() / 4;
         float above = NEGATIVE_INFINITY, below = 0.0f;

@@ -53,9 +53,9 @@ struct Loader {
         rows = smaller(p.page_size & -p.page_size, TILE_TOKENS);
         boxes = TILE_TOKENS >> highest_bit(rows);
         int at = token + lane_index() * rows;
-        int column = quotient(at, p.page_size);
+        int column = column_of(p, at);
         entry = at - column * p.page_size;
-        const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(piece.seq, num_groups(p)) * p.table_stride;
+        const int GLOBAL* table = global_pointer<const int>(p.block_table) + seq_of(p, piece.seq) * p.table_stride;
         page_at = at < piece.end && column < p.table_width ? table + column : nullptr;
         page = page_now();
     }

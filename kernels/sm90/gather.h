@@ -38,7 +38,7 @@ struct Gather {
     /// Finds the rows of the tile at a cursor, that was asked for last. A page outside the cache is not followed.
     DEVICE void find(const DecodeParams& p, const Cursor& at) {
         int token = at.token + known();
-        int64 page = page_ahead, entry = token % p.page_size;
+        int64 page = page_ahead, entry = entry_of(p, token);
         bool valid = token < at.end && page >= 0 && page < p.num_pages;
         latent = valid ? p.kv + (page * p.kv_stride_page + entry * p.kv_stride_token) * ELEM : 0;
         rope = valid ? p.k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : 0;

@@ -97,7 +97,7 @@ struct Boxes {
     DEVICE void take(const DecodeParams& p, const Cursor& at) {
         place = lane_index();
         page = page_ahead;
-        entry = token % p.page_size;
+        entry = entry_of(p, token);
         token += 32 * rows;
         page_ahead = look_up(p, at.seq, at.end);
     }

@@ -137,7 +137,7 @@ struct Queries {
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
         UNROLL for (int r = 0; r < 2; r++) {
             scale[r] = fitting_scale(float_bits(::maximum(scale[r], largest[(side ^ 1) * ROWS + row + r * 8])));
-            undo[r] = 1.0f / scale[r];
+            undo[r] = reciprocal(scale[r]);
         }
         UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fit(word[unit], scale);
         NO_UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
@@ -203,7 +203,7 @@ struct Piece {
         Slots slots = slots_of(p, seq);
         if (slots.count > 0) slot = slots.begin + at.split;
         end = at.end;
-        seen = sequence_length(p, quotient(seq, num_groups(p)));
+        seen = sequence_length(p, seq_of(p, seq));
         if (p.causal) seen += 1 - p.query_len + row_of(p, seq, first_row).token;
     }
 

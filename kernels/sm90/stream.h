@@ -80,7 +80,7 @@ struct Cursor {
 
 /// Where the block table has the page of a token.
 DEVICE const int GLOBAL* page_entry(const DecodeParams& p, int seq, int token) {
-    return global_pointer<const int>(p.block_table) + quotient(seq, num_groups(p)) * p.table_stride + token / p.page_size;
+    return global_pointer<const int>(p.block_table) + seq_of(p, seq) * p.table_stride + column_of(p, token);
 }
 /// The page of a token before `end`, the end of a piece: what lies past it is not looked up.
 DEVICE int page_of(const DecodeParams& p, int seq, int token, int end) {
@@ -101,11 +101,9 @@ DEVICE void scale_logits(const DecodeParams& p, float (&x)[count]) {
         UNROLL for (int i = 0; i < count; i++) x[i] *= scale;
         return;
     }
-    // c tanh(y) = c (1 - 2 / (exp(2 y) + 1))
-    float inner = scale * 2.0f / p.softcap;
-    UNROLL for (int i = 0; i < count; i++) {
-        x[i] = p.softcap * LOG2_E * (1.0f - 2.0f / (exp2(x[i] * inner) + 1.0f));
-    }
+    float softcap = unhoisted(p.softcap);
+    scale *= 2.0f * reciprocal(softcap);
+    UNROLL for (int i = 0; i < count; i++) x[i] = capped(softcap, x[i] * scale);
 }
 
 /// Stores 16 bytes of an output row, which begins at a multiple of 8.

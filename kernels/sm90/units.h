@@ -63,9 +63,9 @@ DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.p
 /// The page of a lane's box, or row, of a part's first tiles, asked for before the lengths tell where the part begins and ends.
 DEVICE int early_page(const DecodeParams& p, const Part& part) {
     int token = GATHERS ? Gather::known() : lane_index() * box_tokens(p);
-    int column = ((part.token & -TILE_TOKENS) + token) / p.page_size;
+    int column = column_of(p, (part.token & -TILE_TOKENS) + token);
     if (part.seq >= p.batch * num_groups(p) || column >= p.table_width) return -1;
-    return load_now(global_pointer<const int>(p.block_table) + quotient(part.seq, num_groups(p)) * p.table_stride + column);
+    return load_now(global_pointer<const int>(p.block_table) + seq_of(p, part.seq) * p.table_stride + column);
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
@@ -89,8 +89,8 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     NO_UNROLL while (at.more) {
         // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
         auto look_up = [&] {
-            const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
-            return token < at.end ? table[token / p.page_size] : -1;
+            const int GLOBAL* table = global_pointer<const int>(p.block_table) + seq_of(p, at.seq) * p.table_stride;
+            return token < at.end ? table[column_of(p, token)] : -1;
         };
         if (at.seq != seq) {
             seq = at.seq;
@@ -101,7 +101,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
         }
         if (first == 0) {
             page = page_ahead;
-            entry = token % p.page_size;
+            entry = entry_of(p, token);
             token += 32 * rows;
             page_ahead = look_up();
         }

@@ -50,7 +50,7 @@ struct Box {
         int token = first + lane_index() * rows;
         page = -1;
         if (token < end && lane_index() * rows < TILE_TOKENS) page = *page_entry(p, seq, token);
-        entry = token % p.page_size;
+        entry = entry_of(p, token);
     }
 
     /// Sees to it that these are of the part's first tile, now that lengths tell where that is.

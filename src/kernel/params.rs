@@ -131,8 +131,18 @@ pub struct DecodeParams {
     pub settled: i32,
     /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,
-    /// Zero.
-    pub reserved: i32,
+    /// [`inverse_of`] `num_groups`: kernels divide by these three often.
+    pub groups_inverse: u32,
+    /// [`inverse_of`] `num_heads`.
+    pub heads_inverse: u32,
+    /// [`inverse_of`] `page_size`.
+    pub page_inverse: u32,
+}
+
+/// `2^32 / divisor`, rounded up: the upper half of a product with it is a quotient or one more. 0 of the divisor 1, which kernels ask for
+/// apart.
+pub const fn inverse_of(divisor: i32) -> u32 {
+    if divisor <= 1 { 0 } else { (1_u64 << 32).div_ceil(divisor as u64) as u32 }
 }
 
 /// Layout of the bytes of a cache row.
@@ -309,7 +319,7 @@ pub struct ProbeParams {
 }
 
 const _: () = {
-    assert!(size_of::<DecodeParams>() == 296);
+    assert!(size_of::<DecodeParams>() == 304);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);

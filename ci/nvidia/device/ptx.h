@@ -37,6 +37,7 @@ constexpr struct Sink {
 
 inline void ex2_approx_ftz_f32(float& d, float a) { d = __builtin_exp2f(a); }
 inline void lg2_approx_f32(float& d, float a) { d = __builtin_log2f(a); }
+inline void rcp_approx_ftz_f32(float& d, float a) { d = 1.0f / a; }
 
 inline float bf16_to_float(uint32_t bits) { return bits_as<float>(bits << 16); }
 inline float f16_to_float(uint32_t bits) { return bits_as<_Float16>((uint16_t)bits); }

@@ -27,6 +27,7 @@ use measure::{Measurement, Method};
 /// against float64: of sequences of all lengths, the first, middle and last query tokens and heads, and some more. `error` is the
 /// largest difference of an element as a share of its row's largest, `norm` is ||out - ref|| / ||ref|| of all of these rows together,
 /// by which bf16 kernels are commonly judged (2.5e-3), `of a row` that of the worst of them. A quantised cache is what its bytes say.
+/// `first ms` is what loading a point's kernels and running them once took; those that a point before had are loaded.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Args {
     /// Points: `small`, `gpu`, or written out and set apart by commas: "B64 S4096 H16 q1, var B64 ~4096 H16, skew B16 1x131072 H16".
@@ -183,8 +184,8 @@ impl Job for Bench<'_> {
 fn table(ceilings: &Ceilings, measurements: &[Measurement]) -> String {
     let share = |value: f64, most: Option<f64>| most.map_or_else(|| "-".to_owned(), |most| text::percent(value / most));
     let burst = measurements.iter().any(|m| m.us_burst.is_some());
-    let heading = ["point", "us", "least", "GB/s", "of read", "TFLOP/s", "of matmul", "issue us", "splits", "error"];
-    let heading = heading.into_iter().chain(["norm", "of a row"]);
+    let heading = ["point", "us", "least", "GB/s", "of read", "TFLOP/s", "of matmul", "issue us", "first ms", "splits"];
+    let heading = heading.into_iter().chain(["error", "norm", "of a row"]);
     let heading = heading.chain(burst.then_some("burst us")).map(str::to_owned).collect();
     let row = |m: &Measurement| {
         let mut row = vec![
@@ -196,6 +197,7 @@ fn table(ceilings: &Ceilings, measurements: &[Measurement]) -> String {
             format!("{:.3}", m.tflops()),
             share(m.tflops(), ceilings.matmul),
             text::quantity(m.issue_us),
+            text::quantity(m.first_ms),
             m.num_kv_splits.to_string(),
             format!("{:.1e}", m.error),
             format!("{:.2e}", m.error_norm),

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Mutex;
+use std::time::Instant;
 
 use clap::Args as ClapArgs;
 use latentwave::kernel::{self, embedded, select};
@@ -21,6 +22,12 @@ pub(crate) struct Args {
     /// Show registers, shared memory and spills of every kernel.
     #[arg(long)]
     verbose: bool,
+    /// Write nothing: compile one kernel after another, as a program does that finds none carried or cached, and show how long each takes.
+    #[arg(long, conflicts_with_all = ["out", "verbose"])]
+    time: bool,
+    /// With `--time`, only the kernels whose names contain this.
+    #[arg(long, requires = "time", value_name = "TEXT")]
+    only: Option<String>,
 }
 
 /// Runs the command.
@@ -32,6 +39,9 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
         true => embedded::architectures().map(str::to_owned).collect(),
         false => args.arch.clone(),
     };
+    if args.time {
+        return time(&arches, args.only.as_deref().unwrap_or_default());
+    }
     for arch in arches {
         let rows = Mutex::new(Vec::new());
         let path = kernel::precompile(&args.out, &arch, &select::variants(&arch), |variant, compiled| {
@@ -56,6 +66,21 @@ pub(crate) fn run(args: &Args) -> Result<Outcome> {
             rows.insert(0, ["kernel", "code", "registers", "shared", "spilt"].map(str::to_owned).to_vec());
             println!("{}\n", text::table(&rows, 1));
         }
+    }
+    Ok(Outcome::Done)
+}
+
+/// Shows how long the run-time compiler takes for each kernel.
+fn time(arches: &[String], only: &str) -> Result<Outcome> {
+    for arch in arches {
+        let mut rows = vec![["kernel", "code", "seconds"].map(str::to_owned).to_vec()];
+        for variant in select::variants(arch).into_iter().filter(|variant| variant.to_string().contains(only)) {
+            let start = Instant::now();
+            let compiled = kernel::compile(arch, &variant)?;
+            let seconds = start.elapsed().as_secs_f64();
+            rows.push(vec![variant.to_string(), text::bytes(compiled.code.len()), format!("{seconds:.2}")]);
+        }
+        println!("{arch}\n{}\n", text::table(&rows, 1));
     }
     Ok(Outcome::Done)
 }

@@ -114,6 +114,7 @@ mod tests {
             checked_rows: 1,
             launches: 1,
             replays: 3,
+            first_ms: 1.0,
             num_kv_splits: 2,
             kernel: "k".into(),
         }
