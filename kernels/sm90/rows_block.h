@@ -182,9 +182,9 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
         }
         half.advance();
         products_commit();
-        if (ROPE_DIM > 0 && other == 0) {
-            products_wait<1>();
-            release(ring.rotary_empty());
+        if (other == 0) {
+            products_wait<1>();  // without rotary columns, too: or the compiler waits where sums are scaled
+            if (ROPE_DIM > 0) release(ring.rotary_empty());
         }
     }
 }
@@ -307,35 +307,33 @@ struct Side {
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
     DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
 
-    /// Raises the maxima of the lane's rows, which is rare, and scales what has been summed.
-    DEVICE void raise(const float (&to)[2]) {
-        products_wait<0>();  // or the compiler waits on all paths
-        settle(o);
+    /// Scales what has been summed as maxima rise from those to the lane's; no products may be under way to it.
+    DEVICE void scale_sums(const float (&from)[2]) {
         float factor[2];
         UNROLL for (int r = 0; r < 2; r++) {
-            factor[r] = exp2(maximum[r] - to[r]);
-            maximum[r] = to[r];
+            factor[r] = exp2(from[r] - maximum[r]);
             sum[r] *= factor[r];
         }
         UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
     }
 
-    /// Raises the maxima where products, which `scale` makes logits, exceed them by too much; the four lanes of a row hold sixteen tokens
-    /// each.
-    DEVICE void raise_to(const float (&x)[32], const float (&scale)[2]) {
+    /// Raises the maxima where products, which `scale` makes logits, exceed them by too much, which is rare; the four lanes of a row hold
+    /// sixteen tokens each. Whether any of the warp's rose.
+    DEVICE bool raise(const float (&x)[32], const float (&scale)[2]) {
         float highest[2];
         UNROLL for (int r = 0; r < 2; r++) {
             highest[r] = x[2 * r];
             UNROLL for (int i = 0; i < 16; i++) highest[r] = ::maximum(highest[r], x[i / 2 * 4 + 2 * r + i % 2]);
             highest[r] *= scale[r];
         }
-        if (warp_any(highest[0] > maximum[0] + LAZY_MAX || highest[1] > maximum[1] + LAZY_MAX)) {
+        bool any = warp_any(highest[0] > maximum[0] + LAZY_MAX || highest[1] > maximum[1] + LAZY_MAX);
+        if (any) {
             UNROLL for (int r = 0; r < 2; r++) {
                 highest[r] = lanes_maximum<4>(highest[r]);
-                if (!(highest[r] > maximum[r] + LAZY_MAX)) highest[r] = maximum[r];
+                if (highest[r] > maximum[r] + LAZY_MAX) maximum[r] = highest[r];
             }
-            raise(highest);
         }
+        return any;
     }
 
     /// Turns products into weights likewise.
@@ -365,8 +363,10 @@ struct Side {
     DEVICE void take_over(int n) {
         barrier_wait(ready(n), n / 2 & 1);
         Float4 told = state();
-        float told_maximum[2] = {told.x, told.y};
-        if (warp_any(told.x != maximum[0] || told.y != maximum[1])) raise(told_maximum);
+        float before[2] = {maximum[0], maximum[1]};
+        maximum[0] = told.x;
+        maximum[1] = told.y;
+        if (warp_any(maximum[0] != before[0] || maximum[1] != before[1])) scale_sums(before);
         sum[0] = told.z;
         sum[1] = told.w;
     }
@@ -436,9 +436,11 @@ struct Side {
                 if constexpr (NARROWED) scale[r] = undo(r);
             }
             piece.mask(p, x, i, scale);
-            raise_to(x, scale);
+            float before[2] = {maximum[0], maximum[1]};
+            bool raised = raise(x, scale);
             products_wait<0>();
             settle(o);
+            if (raised) scale_sums(before);
             // Before the weights are computed: the loader waits for places.
             if (i > 0) release(ring.half_empty(half(n - 1, false)));
             weigh(x, scale);
