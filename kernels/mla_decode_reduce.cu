@@ -3,14 +3,17 @@
 //
 // Blocks are few, as each costs time to start. Of a balanced schedule those of a part merge the sequence that the part begins
 // within, or else ends within: a sequence has the more blocks the more pieces it has. Its rows, and if those are fewer its
-// columns, are divided among its blocks. Teams of threads take a row each or, where a row has many splits, some of them, and
-// then add up through shared memory. Every team looks at all log-sum-exps of its row while its values are on their way, so
-// nothing is scaled twice.
+// columns, are divided among its blocks. What takes time is waiting for values, so a thread asks for many at once:
+//
+//   few splits   a team of threads has all of a row, and several rows at a time
+//   many         teams share a row's splits and add up through shared memory. Every team looks at all log-sum-exps of its row while
+//                its values are on their way, so nothing is scaled twice
 
 constexpr int LANE_COLUMNS = 8;    // 16 bytes of a partial result
 constexpr int LEAST_COLUMNS = 64;  // of a block
 constexpr int LOOKERS = LEAST_COLUMNS / LANE_COLUMNS;
-constexpr int IN_FLIGHT = 4;       // splits of a thread
+constexpr int IN_FLIGHT = 4;       // splits of a thread that shares a row
+constexpr int MOST_FEW = 8;        // splits, in all of its rows, of a thread that does not
 constexpr int LOOKED_AT = 4;       // log-sum-exps of a thread
 
 /// What the splits of a row add up to: weights are relative to `maximum`.
@@ -103,6 +106,68 @@ DEVICE void clear_empty(const DecodeParams& p) {
     }
 }
 
+/// The rows of a group and the columns that a block merges, and how its threads divide them: a team has all of the columns.
+struct Area {
+    int first_row, end_row, first_column, columns;
+
+    DEVICE int log_lanes() const { return highest_bit(columns / LANE_COLUMNS); }
+    DEVICE int column() const { return first_column + (thread_index() & ((1 << log_lanes()) - 1)) * LANE_COLUMNS; }
+};
+
+/// Writes a row's log-sum-exp, by one of its threads.
+DEVICE void write_total(const DecodeParams& p, const Row& row, const Total& total) {
+    write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
+}
+/// What a row's weighed sum is multiplied by. Emptiness is a weight of zero: a NaN must show.
+DEVICE float scale_of(const DecodeParams& p, const Total& total) { return total.weight == 0.0f ? 0.0f : p.kv_scale * reciprocal(total.weight); }
+
+/// Merges rows of up to `most` splits, MOST_FEW / most of them at a time. No thread needs another.
+template <int most>
+DEVICE void merge_few(const DecodeParams& p, const Share& share, const Area& area) {
+    constexpr int ROWS = MOST_FEW / most;
+    int group = group_rows(p);
+    int column = area.column();
+    int teams = THREADS >> area.log_lanes();
+    bool waited = false;
+    NO_UNROLL for (int r = area.first_row + (thread_index() >> area.log_lanes()); r < area.end_row; r += teams * ROWS) {
+        int64 first = share.slots.begin * group + r;
+        const float GLOBAL* lse_of = global_pointer<const float>(p.partial_lse) + first;
+        const uint16 GLOBAL* out_of = global_pointer<const uint16>(p.partial_out) + first * p.kv_lora_rank + column;
+        if (!waited) grid_dependency_wait();
+        waited = true;
+        Word4 word[ROWS][most];
+        float lse[ROWS][most];
+        UNROLL for (int i = 0; i < ROWS; i++) {
+            UNROLL for (int split = 0; split < most; split++) {
+                bool there = split < share.slots.count && r + i * teams < area.end_row;
+                int64 at = (int64)split * group + i * teams;
+                lse[i][split] = there ? lse_of[at] : NEGATIVE_INFINITY;
+                word[i][split] = {0, 0, 0, 0};
+                if (there) word[i][split] = *(const Word4 GLOBAL*)(out_of + at * p.kv_lora_rank);
+            }
+        }
+        UNROLL for (int i = 0; i < ROWS; i++) {
+            Total total = {NEGATIVE_INFINITY, 0.0f};
+            UNROLL for (int split = 0; split < most; split++) total.maximum = ::maximum(total.maximum, lse[i][split]);
+            float sum[LANE_COLUMNS] = {};
+            UNROLL for (int split = 0; split < most; split++) {
+                float weight = total.weight_of(lse[i][split]);
+                total.weight += weight;
+                if (weight != 0.0f) add_columns(sum, weight, word[i][split]);  // what an empty split holds may be anything
+            }
+            Row row = row_of(p, share.virtual_seq, r + i * teams);
+            if (!row.valid || r + i * teams >= area.end_row) continue;
+            if (column == 0) write_total(p, row, total);
+            float factor = scale_of(p, total);
+            uint16 GLOBAL* to = output_row(p, row) + column;
+            UNROLL for (int c = 0; c < LANE_COLUMNS; c += 4) {
+                *(Word2 GLOBAL*)(to + c) = {pack(sum[c] * factor, sum[c + 1] * factor), pack(sum[c + 2] * factor, sum[c + 3] * factor)};
+            }
+        }
+    }
+    if (!waited) grid_dependency_wait();
+}
+
 KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     SHARED_ARRAY(float, sums, THREADS * LANE_COLUMNS);
     // The next kernel may come as near as it likes. Stage 1 lets this one begin once what came before stage 1 has ended, so lengths
@@ -113,21 +178,25 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     int group = group_rows(p);
     int log_parts = 0;  // of the columns
     while (p.kv_lora_rank >> log_parts > LEAST_COLUMNS && group << (log_parts + 1) <= share.count) log_parts++;
-    int columns = p.kv_lora_rank >> log_parts;
     int rows_each = quotient_up(group, larger(share.count >> log_parts, 1));
     int first_row = (share.index >> log_parts) * rows_each;
-    int end_row = smaller(first_row + rows_each, group);
-    if (share.slots.count == 0 || first_row >= end_row) {
+    int columns = p.kv_lora_rank >> log_parts;
+    Area area = {first_row, smaller(first_row + rows_each, group), (share.index & ((1 << log_parts) - 1)) * columns, columns};
+    if (share.slots.count == 0 || first_row >= area.end_row) {
         // One block sees to it that this kernel does not end before stage 1: the next relies on it.
         if (block_index() == 0) grid_dependency_wait();
         return;
     }
 
-    int log_lanes = highest_bit(columns / LANE_COLUMNS);
+    // By the splits alone: a chunked schedule promises rows that do not depend on what is beside them.
+    if (share.slots.count <= 2) return merge_few<2>(p, share, area);
+    if (share.slots.count <= 4) return merge_few<4>(p, share, area);
+    if (share.slots.count <= 8) return merge_few<8>(p, share, area);
+    int log_lanes = area.log_lanes();
     int teams = THREADS >> log_lanes;
     int team = thread_index() >> log_lanes;
-    int first_column = (share.index & ((1 << log_parts) - 1)) * columns;
-    int column = first_column + (thread_index() & ((1 << log_lanes) - 1)) * LANE_COLUMNS;
+    int column = area.column();
+    int end_row = area.end_row;
     // Teams per row: enough that each has at most IN_FLIGHT splits, as far as there are teams; at least so many that no team
     // is idle for want of rows. By them the order follows in which splits are added, and a chunked schedule promises rows that do
     // not depend on what is beside them: there they are a matter of the splits alone.
@@ -169,13 +238,10 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
                 if (weight != 0.0f) add_columns(sum, weight, word[j]);  // what an empty split holds may be anything
             }
         } while (split < share.slots.count);
-        // Emptiness is a weight of zero: a NaN must show.
-        float factor = total.weight == 0.0f ? 0.0f : p.kv_scale / total.weight;
+        float factor = scale_of(p, total);
         Row row = row_of(p, share.virtual_seq, at);
         bool writes = at < end_row && row.valid;
-        if (writes && column == 0 && first == 0) {
-            write_lse(p, row, total.weight == 0.0f ? NEGATIVE_INFINITY : total.maximum + log2(total.weight) * LN_2);
-        }
+        if (writes && column == 0 && first == 0) write_total(p, row, total);
         UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
             *(Float4 SHARED*)(sums + thread_index() * LANE_COLUMNS + i) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
         }
@@ -191,7 +257,7 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
                 low += bits_float(part.x);
                 high += bits_float(part.y);
             }
-            if (writes) *(uint32 GLOBAL*)(output_row(p, row) + first_column + pair * 2) = pack(low * factor, high * factor);
+            if (writes) *(uint32 GLOBAL*)(output_row(p, row) + area.first_column + pair * 2) = pack(low * factor, high * factor);
         }
         if (r + (teams >> log_spread) < end_row) barrier();
     }
