@@ -10,23 +10,17 @@ static_assert(SHARED_BYTES <= few::LENGTHS_AT, "what chooses lies beyond the row
 static_assert(few::SHARED_BYTES == SPLIT_SHARED_BYTES, "select_few.rs counts the same");
 #endif
 
-DEVICE void wait() {
-    grid_dependency_wait();
-    grid_dependency_launch();
-}
-
 KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(rows_shared);
     if (thread_index() == THREADS - WAVE) prepare(latent, rope, rows_shared);
-    if (!p.settled) wait();
+    if (!p.settled) take_turn();
     few::prepare(p, latent, rope);
     barrier();
     if (few::are_noted_few(p)) {
         few::serve(p, latent, rope, !p.settled);
         return;
     }
-    if (p.settled) wait();
-    serve(p, latent, rope, rows_shared);
+    serve(p, latent, rope, rows_shared, !p.settled);
 }

@@ -9,8 +9,5 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     if (thread_index() == 0) prepare(latent, rope, shared);
-    grid_dependency_wait();
-    grid_dependency_launch();
-    barrier();
-    serve(p, latent, rope, shared);
+    serve(p, latent, rope, shared, false);
 }

@@ -534,13 +534,17 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
     barrier_publish_init();
 }
 
-/// The block's part of the schedule, which stands.
-DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared) {
+/// The block's part of the schedule: known before the block's turn, if it has not come, where schedules stand.
+DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, bool waited) {
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int first_row = block_index() % row_blocks * BLOCK_ROWS;
     int item = block_index() / row_blocks;
-    Part part = find_part(p, item);
+    Part part = {0, 0, 0, 0, 0};
+    if (p.settled) part = find_part(p, item);
+    if (!waited) take_turn();
+    barrier();
+    if (!p.settled) part = find_part(p, item);
     if (part.empty()) return;
     int role = warpgroup_index();
     if (role == 0) {

@@ -19,6 +19,13 @@ static_assert(!FP8 || KV_DTYPE == FP8_E4M3, "the device's own 8-bit floats");
 constexpr float LAZY_MAX = 8.0f;        // 2^8 times the running scale fits f16 and bf16
 constexpr float NO_MAXIMUM = -1.0e30f;  // finite: exp2(-inf - NO_MAXIMUM) is 0, not NaN
 
+/// Waits for the kernels before this one, and only then lets the next one begin: so whatever comes before this kernel has ended when
+/// the one after the next begins.
+DEVICE void take_turn() {
+    grid_dependency_wait();
+    grid_dependency_launch();
+}
+
 /// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
 struct Part {
     int seq, token, end_seq, end_token, split;

@@ -50,13 +50,6 @@ struct Units {
     }
 };
 
-/// Waits for the kernels before this one, and only then lets the next one begin: so whatever comes before this kernel has ended when
-/// the one after the next begins.
-DEVICE void take_turn() {
-    grid_dependency_wait();
-    grid_dependency_launch();
-}
-
 /// Tokens of a box: the largest power of two that divides a page, up to a tile.
 DEVICE int box_tokens(const DecodeParams& p) { return smaller(p.page_size & -p.page_size, TILE_TOKENS); }
 
