@@ -31,8 +31,8 @@ const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
 /// Most pieces of a sequence that the keys form merges itself, in blocks of 16 rows over a 16-bit cache. Measured, µs, beside stage 2:
-/// 2 pieces 76.6 (78.1), 3 56.8 (58.6), 4 45.5 (45.6), 8 30.6 (28.3); others are slower with 2 already: 32 rows 84.3 (82.9).
-const KEYS_MERGED_PIECES: i32 = 4;
+/// 2 pieces 78.0 (78.4), 3 57.1 (57.0), 4 44.7 (43.9); others are slower with 2 already: 32 rows 84.3 (82.9), by an older stage 2.
+const KEYS_MERGED_PIECES: i32 = 2;
 /// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
 const STAGES: u32 = 3;
 const STAGES_FP8: u32 = 2;
@@ -187,7 +187,7 @@ mod tests {
         let fp8 = Variant { kv_dtype: DType::Fp8E4m3, ..base };
         let merged = [(16, base), (17, base), (16, fp8), (128, base)];
         let merged = merged.map(|(rows, base)| split(&shape, rows, base, "sm_90a").map(|v| merged_pieces(&v)));
-        assert_eq!(merged, [4, 0, 0, 0].map(Some));
+        assert_eq!(merged, [2, 0, 0, 0].map(Some));
         let paged = [1, 8, 24, 16, 48].map(|page_size| split(&DecodeShape { page_size, ..shape }, 16, fp8, "sm_90a"));
         assert_eq!(paged.map(|split| split.map(|v| v.gather)), [true, true, true, false, false].map(Some));
         let one_fp8 = split(&DecodeShape { max_seq_len: 4096, ..one }, 16, fp8, "sm_90a");
