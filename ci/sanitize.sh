@@ -92,6 +92,8 @@ one() {
     [ "$kernel" = - ] || filter=(--kernel-name "kns=$kernel")
     # Tools that run side by side need ports of their own.
     [ -z "$PORTS" ] || filter+=(--base-port $((49200 + 16 * $3)))
+    # Where each lane arrives for itself there is more to follow than tools expect.
+    [ "$tool" != synccheck ] || [ -z "$BARRIERS" ] || filter+=(--num-cuda-barriers 65536)
     command=("$SANITIZER" --tool "$tool" "${filter[@]}" --print-limit 20 --launch-timeout 60 "${command[@]}")
   fi
   RAYON_NUM_THREADS=1 timeout -k 2 "$SECONDS_EACH" "${command[@]}" >"$log.log" 2>&1 || status=$?
@@ -140,8 +142,9 @@ mapfile -t LINES_CHOSEN < <(chosen "$@")
 [ ${#LINES_CHOSEN[@]} -gt 0 ] || { echo "no such form; ci/sanitize.sh list names them" >&2; exit 2; }
 mkdir -p "$OUT"
 rm -f "$OUT"/*.verdict
-BEGUN=$(date +%s) PORTS='' number=0
+BEGUN=$(date +%s) PORTS='' BARRIERS='' number=0
 [ "$TOOLS" = none ] || PORTS=$("$SANITIZER" --help 2>&1 | grep -c -- --base-port | sed 's/^0$//') || true
+[ "$TOOLS" = none ] || BARRIERS=$("$SANITIZER" --help 2>&1 | grep -c -- --num-cuda-barriers | sed 's/^0$//') || true
 for tool in $TOOLS; do
   for line in "${LINES_CHOSEN[@]}"; do
     while [ "$(jobs -rp | wc -l)" -ge "$JOBS" ]; do wait -n || true; done

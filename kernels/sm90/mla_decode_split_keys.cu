@@ -202,6 +202,23 @@ struct Softmax {
     }
 };
 
+/// Who says that a unit has been read: of a unit that bulk copies and products alone know a lane for its warp, of one that lanes read
+/// themselves each lane for itself, which is how racecheck follows it.
+constexpr int READERS = FP8 ? GROUP_THREADS : GROUP_WARPS;
+
+/// This warp is done with `count` units from the `first` on of those at a place, of them those from `held` on.
+template <int first, int count>
+DEVICE void give_back(const Units& units, UnitPlace place, int held = 0) {
+    if constexpr (READERS == GROUP_WARPS) {
+        int unit = first + lane_index();
+        if (unit < first + count && unit >= held) barrier_arrive(units.empty(place.after(unit).index));
+    } else {
+        UNROLL for (int unit = first; unit < first + count; unit++) {
+            if (unit >= held) barrier_arrive(units.empty(place.after(unit).index));
+        }
+    }
+}
+
 /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
 DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place, const unsigned char SHARED* shared,
                           const Units& units) {
@@ -298,10 +315,13 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             multiply_keys(x, queries, place, shared, units);
             if (tile + 1 < tiles) tell_seen(group);
             products_wait<0>();
-            if (ROPE_DIM > 0 && lane == 0) barrier_arrive(units.empty(place.after(CACHED_UNITS).index));
+            if (ROPE_DIM > 0) give_back<CACHED_UNITS, 1>(units, place);
 
             softmax.mask(p, x, token);
-            if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(shared, place, at.end - token);
+            if (!GATHERS && at.end - token < TILE_TOKENS) {
+                if constexpr (FP8) group_barrier(group);  // no warp reads keys any more
+                clear_tile(shared, place, at.end - token);
+            }
             softmax.store_weights(x, weights);
             if (named_barrier_any(2 + group, GROUP_THREADS, softmax.exceeds(x))) {
                 float factor[LANE_ROWS];
@@ -317,9 +337,9 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
             constexpr int HALF = CACHED_UNITS / 2;
             int held = tile + GROUPS >= tiles ? EXCHANGED_UNITS : 0;
             products_wait<1>();
-            if (lane < HALF && lane >= held) barrier_arrive(units.empty(place.after(lane).index));
+            give_back<0, HALF>(units, place, held);
             products_wait<0>();
-            if (lane < HALF && HALF + lane >= held) barrier_arrive(units.empty(place.after(HALF + lane).index));
+            give_back<HALF, HALF>(units, place, held);
             last_place = place;
             place.advance(GROUPS * TILE_UNITS);
         }
@@ -350,7 +370,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         other.skip((group == ahead || tiles == 1 ? tiles - 1 : tiles - 2) * TILE_UNITS);
         write_half(p, o, group, alone, turn, other, shared);
         warp_barrier();
-        if (lane < EXCHANGED_UNITS && !alone) barrier_arrive(units.empty(other.after(lane).index));
+        if (!alone) give_back<0, EXCHANGED_UNITS>(units, other);
         if (!more) break;
         piece.skip(tiles * TILE_UNITS);
         softmax.begin = 0;
@@ -363,7 +383,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    units.init(GROUP_WARPS, GATHERS ? Gather::ARRIVALS : 1);
+    units.init(READERS, GATHERS ? Gather::ARRIVALS : 1);
     if (!GATHERS && thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);
