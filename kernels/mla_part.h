@@ -17,7 +17,7 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
         Word4 ends = *(const Word4 GLOBAL*)words;
         return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
     }
-    int seq = item / p.num_kv_splits;
+    int seq = quotient(item, p.num_kv_splits);
     int split = item - seq * p.num_kv_splits;
     int tokens = extent(p, seq);
     int64 begin = (int64)split_length(p, tokens) * split;

@@ -193,7 +193,7 @@ DEVICE Schedule schedule_of(const DecodeParams& p) {
 
 /// Tokens of one split of an even or chunked schedule.
 DEVICE int split_length(const DecodeParams& p, int tokens) {
-    return p.schedule_kind == CHUNKED ? p.split_tokens : divide_up(tokens, p.num_kv_splits);
+    return p.schedule_kind == CHUNKED ? p.split_tokens : quotient_up(tokens, p.num_kv_splits);
 }
 
 /// Where the partial results of a virtual sequence that is not empty begin, and how many there are; `count` is 0 if its one
@@ -210,7 +210,7 @@ DEVICE Slots slots_of(const DecodeParams& p, int virtual_seq) {
     if (is_balanced(p)) return balanced_slots(p, virtual_seq);
     int tokens = extent(p, virtual_seq);
     bool direct = p.num_kv_splits == 1 || (p.schedule_kind == CHUNKED && tokens <= p.split_tokens);
-    int count = direct ? 0 : smaller(divide_up(tokens, split_length(p, tokens)), p.num_kv_splits);
+    int count = direct ? 0 : smaller(quotient_up(tokens, split_length(p, tokens)), p.num_kv_splits);
     return {(int64)virtual_seq * p.num_kv_splits, count};
 }
 

@@ -263,11 +263,12 @@ struct Softmax {
 DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_row, const Summands SHARED* summands,
                         const float SHARED* maxima, float SHARED* factors, Signals signals) {
     constexpr int SHARES = WAVE / ROWS;  // lanes of a row
+    static_assert(SUMMANDS_OF_ROW == SHARES * ROWS, "as many turns as rows");
     int row = lane_index() % ROWS;
     barrier_wait(signals.summands(), 0);
     float sum = 0.0f, rounded = 0.0f;
     UNROLL for (int i = 0; i < SUMMANDS_OF_ROW / SHARES; i++) {
-        Summand more = summands[row].of[((i + row) * SHARES + lane_index() / ROWS) % SUMMANDS_OF_ROW];
+        Summand more = summands[row].of[(i ^ row) * SHARES + lane_index() / ROWS];  // of other banks than other rows
         sum += more.exact;
         rounded += more.rounded;
     }

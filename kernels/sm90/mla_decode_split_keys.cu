@@ -394,8 +394,8 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     barrier();
 
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    int item = block_index() / row_blocks;
+    int item = quotient(block_index(), row_blocks);
+    int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     int role = warpgroup_index();
     if (role < GROUPS) {
         if constexpr (SHARES_REGISTERS) grow_registers<GROUP_REGISTERS>();

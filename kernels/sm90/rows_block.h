@@ -71,7 +71,7 @@ struct Queries {
         int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
         offset = row.valid ? offset : -1;
         int half = side * HALF_UNITS;
-        UNROLL for (int i = 0; i < 4; i++) {
+        NO_UNROLL for (int i = 0; i < 4; i++) {
             int local = lane / 8 + i * 4;
             int64 at = from_lane(offset, local);
             const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + (at < 0 ? 0 : at) + lane % 8 * 8;
@@ -538,8 +538,8 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
 DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, bool waited) {
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    int item = block_index() / row_blocks;
+    int item = quotient(block_index(), row_blocks);
+    int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     Part part = {0, 0, 0, 0, 0};
     if (p.settled) part = find_part(p, item);
     if (!waited) take_turn();
