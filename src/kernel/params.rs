@@ -358,3 +358,27 @@ impl Params {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::inverse_of;
+
+    /// `quotient_by` of kernels/tile.h.
+    fn quotient_by(a: i32, b: i32) -> i32 {
+        let q = if b == 1 { a } else { ((a as u64 * u64::from(inverse_of(b))) >> 32) as i32 };
+        q - i32::from(q.wrapping_mul(b) as u32 > a as u32)
+    }
+
+    #[test]
+    fn inverses_give_every_quotient() {
+        let divisors = (1..300).chain([511, 512, 4095, 4096, 65_535, 65_537, i32::MAX / 2, i32::MAX - 1, i32::MAX]);
+        for b in divisors {
+            let near = |q: i64| [q * i64::from(b) - 1, q * i64::from(b), q * i64::from(b) + 1];
+            let many = [0, 1, 2, 3, 127, 128, 4096, 1 << 20, i64::from(i32::MAX / b) - 1, i64::from(i32::MAX / b)];
+            for a in many.into_iter().flat_map(near).chain([0, 1, i64::from(i32::MAX)]) {
+                let Ok(a @ 0..) = i32::try_from(a) else { continue };
+                assert_eq!(quotient_by(a, b), a / b, "{a} / {b}");
+            }
+        }
+    }
+}
