@@ -58,11 +58,14 @@ struct Loader {
 
     Cursor at;
     const int GLOBAL* table;  // the sequence's row
+    int page_shift;           // of a page size that is a power of two, else -1
     int page[PASSES];         // of this thread's rows of the tile at the cursor; -1 past the table
     int entry[PASSES];        // within the page
 
     DEVICE void start(const DecodeParams& p, const Cursor& first) {
         at = first;
+        page_shift = -1;
+        if ((p.page_size & (p.page_size - 1)) == 0) page_shift = highest_bit(p.page_size);
         turn(p);
         look_up(p);
     }
@@ -76,7 +79,7 @@ struct Loader {
     DEVICE void look_up(const DecodeParams& p) {
         UNROLL for (int i = 0; i < PASSES; i++) {
             int token = at.token + load_thread() / LANES + i * ROWS;
-            int column = column_of(p, token);
+            int column = page_shift >= 0 ? token >> page_shift : column_of(p, token);
             entry[i] = token - column * p.page_size;
             page[i] = column < p.table_width ? table[column] : -1;
         }
