@@ -40,7 +40,13 @@ fn rows_served(arch: &str, variant: &Variant) -> Vec<usize> {
         query_len: 1,
         kv_lora_rank: variant.kv_lora_rank as usize,
         rope_dim: variant.rope_dim as usize,
-        page_size: if variant.gather { 1 } else { 64 },
+        page_size: if variant.gather {
+            1
+        } else if variant.small {
+            8
+        } else {
+            64
+        },
         batch: 128,
         max_seq_len: 4096,
         portable: false,

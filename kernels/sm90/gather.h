@@ -13,6 +13,7 @@ struct Gather {
     static constexpr int PASSES = TILE_TOKENS / 16;
     static constexpr int STEP = 8;  // rows from one pass to the next
     static constexpr int ELEM = bytes_of(KV_DTYPE);
+    static constexpr bool ONCE = ELEM > 1;  // else slower
 
     int page_ahead;       // of this lane's row of the tile that was asked for
     uint64 latent, rope;  // where this lane's row of the tile at hand lies; 0 if it is to become zeros
@@ -51,11 +52,16 @@ struct Gather {
         int first = first_row(thread);
         int chunk = thread % 8;
         int place = first * 128 + (chunk ^ first % 8) * 16;
+        uint32 unit[count];
+        UNROLL for (int i = 0; i < count; i++) {
+            unit[i] = to(i) + place;
+            if constexpr (ONCE) unit[i] = (uint32)unhoisted((int)unit[i]) & -16;  // in one register
+        }
         UNROLL for (int pass = 0; pass < PASSES; pass++) {
             uint64 from = from_lane_of_8(rows, pass);
             bool valid = from != 0 && chunk * 16 < width;
             from += begin + chunk * 16;
-            UNROLL for (int i = 0; i < count; i++) copy16_async_at(to(i) + place + pass * STEP * 128, from + i * 128, valid);
+            UNROLL for (int i = 0; i < count; i++) copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from + i * 128, valid);
         }
     }
 

@@ -10,11 +10,12 @@ constexpr int GROUPS = 2;
 constexpr int GROUP_THREADS = 128;
 constexpr int GROUP_WARPS = 4;
 // Twice the sums of 16 rows, or operands in registers, need more of them than an equal share: the loader's warpgroup gives up most.
-constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS;
+constexpr bool SHARES_REGISTERS = ROWS == 32 || FP8 || GATHERS || SMALL_BOXES;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int GROUP_REGISTERS = 240;
 constexpr int FIRST_AHEAD = 1;  // group that prepares the first piece
-constexpr int LOADERS = FP8 ? 2 : 1;  // one warp issues copies as fast as 16-bit tiles come, not twice as fast
+// One warp issues large copies as fast as 16-bit tiles come, not twice as fast.
+constexpr int LOADERS = SMALL_BOXES ? 4 : FP8 ? 2 : 1;
 static_assert(ROWS == 16 || ROWS == 32, "columns of the products");
 static_assert(THREADS == GROUPS * GROUP_THREADS + (SHARES_REGISTERS ? GROUP_THREADS : 32), "two warpgroups and a loader");
 

@@ -1,5 +1,8 @@
 // The rows form's tiles in shared memory, and the warps that fill them: by boxes of a page, or gathered row by row.
 
+/// Whether a block has one piece at most, as where all are of one sequence.
+constexpr bool ONE_PIECE = FORM == 9;
+
 /// A place in a ring of `count`, and the parity of its present phase.
 template <int count>
 struct Place {
@@ -59,21 +62,28 @@ struct Ring {
     }
 };
 
+/// Warps that copy boxes, every so manieth of a tile each: one issues large ones fast enough.
+constexpr int LOADERS = SMALL_BOXES ? 4 : 1;
+DEVICE int loader() { return LOADERS == 1 ? 0 : unhoisted(thread_index()) / 32; }
+
 /// The boxes of a part's pieces, as many rows of a page each as its size allows. The lanes take those of a piece in turn, so that page
 /// ids are read 32 at a time, and as far ahead.
 struct Boxes {
-    int rows;
+    int shift;              // of two, that is a box's tokens
     int token, page_ahead;  // of this lane's next box
     int page, entry;        // of the one it has taken
-    int place;              // of that in the tile at hand; outside it where it lies in another
+    int used;               // lanes whose boxes were of tiles before
 
     /// Of a part, before lengths tell where its first piece is: most often where the part begins.
-    DEVICE Boxes(const DecodeParams& p, const Part& part) : rows(smaller(p.page_size & -p.page_size, TILE_TOKENS)) {
+    DEVICE Boxes(const DecodeParams& p, const Part& part) : shift(highest_bit(smaller(p.page_size & -p.page_size, TILE_TOKENS))) {
         begin_at(part.token & -TILE_TOKENS);
         page_ahead = look_up(p, part.seq, p.table_width * p.page_size);
     }
 
-    DEVICE void begin_at(int first) { token = first + lane_index() * rows; }
+    /// Of a tile.
+    DEVICE int boxes() const { return TILE_TOKENS >> shift; }
+
+    DEVICE void begin_at(int first) { token = first + (lane_index() << shift); }
 
     /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
     DEVICE int look_up(const DecodeParams& p, int seq, int end) const { return token < end ? *page_entry(p, seq, token) : -1; }
@@ -95,33 +105,38 @@ struct Boxes {
 
     /// The lanes take a box each, from the tile at a cursor on, and ask for the pages of their next ones.
     DEVICE void take(const DecodeParams& p, const Cursor& at) {
-        place = lane_index();
+        used = 0;
         page = page_ahead;
         entry = entry_of(p, token);
-        token += 32 * rows;
+        token += 32 << shift;
         page_ahead = look_up(p, at.seq, at.end);
     }
 
     /// Goes on to the piece's next tile; whether all that were taken are used up.
     DEVICE bool advance() {
-        place -= TILE_TOKENS / rows;
-        return warp_any(lane_index() == 31 && place < 0);
+        used += boxes();
+        return used >= 32;
     }
 
-    /// Copies this lane's rows of `count` units of columns of the tile at hand.
+    /// Copies `count` units of columns of this lane's rows of the tile at hand, if it has some that this warp is to copy.
     DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
-        if (place < 0 || place * rows >= TILE_TOKENS) return;
-        to += place * rows * UNIT_COLUMNS * 2;
+        int place = unhoisted(lane_index()) - used;
+        if ((uint32)place >= (uint32)boxes() || (place & LOADERS - 1) != loader()) return;
+        to += (place << shift) * UNIT_COLUMNS * 2;
         NO_UNROLL for (int unit = 0; unit < count; unit++) {
             copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
         }
     }
 };
 
+/// Arrivals of a warp that is done with a place of the ring. Where lanes will write there each lane arrives, which is how racecheck
+/// follows it.
+constexpr int RELEASES = GATHERS ? 32 : 1;
+
 /// This warp is done with a place of the ring.
 DEVICE void release(uint32 barrier) {
-    warp_barrier();
-    if (lane_index() == 0) barrier_arrive(barrier);
+    if constexpr (RELEASES == 1) warp_barrier();
+    if (RELEASES > 1 || lane_index() == 0) barrier_arrive(barrier);
 }
 
 /// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
@@ -129,7 +144,7 @@ template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
                        Turn turn) {
     Boxes boxes(p, part);
-    fetch_later_pages(p, part);
+    if (loader() == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
     boxes.confirm(p, part, at);
     HalfPlace half = {0, 0};
@@ -139,7 +154,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
         if (ROPE_DIM > 0) {
             uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
-            if (lane_index() == 0) barrier_expect(full, UNIT_BYTES);
+            if (unhoisted(thread_index()) == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
             boxes.copy(rope, 0, ring.rotary(), 1, full);
         }
@@ -147,7 +162,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
             int column = (i ^ odd) * HALF_UNITS;  // the half of the tile's own side is done with first, and comes first
             uint32 full = ring.half_full(half.index);
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            if (lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+            if (loader() == 0 && lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
             boxes.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
             half.advance();
@@ -155,10 +170,10 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
         int seq = at.seq;
         at.advance(p, part);
         used_up = boxes.advance();
-        if (at.more && at.seq != seq) {
+        if (!ONE_PIECE && at.more && at.seq != seq) {
             boxes.begin(p, at);
             used_up = true;
-            turn(at.seq);
+            if (loader() == 0) turn(at.seq);
         }
     }
 }

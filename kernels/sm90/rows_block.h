@@ -25,9 +25,6 @@ constexpr bool NARROWED = FP8 && Q_IS_BF16;
 static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
 static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
-/// Whether a block has one piece at most, as where all are of one sequence.
-constexpr bool ONE_PIECE = FORM == 9;
-
 /// Shared memory, in bytes from its beginning.
 constexpr int QUERY_AT = STAGING_AT + STAGING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
@@ -528,7 +525,7 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if constexpr (!GATHERS) prefetch_map(latent);
     if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
-    ring.init(SIDE_WARPS, SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
+    ring.init(SIDE_WARPS * RELEASES, SIDE_WARPS * RELEASES, GATHERS ? Gather::ARRIVALS : 1);
     if constexpr (FP8) Staging{shared + STAGING_AT, shared + STAGING_STATE_AT}.init();
     for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_THREADS);
     barrier_publish_init();
@@ -553,7 +550,7 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
             gather_tiles(p, part, Cursor(p, part), ring);
         } else if constexpr (FP8) {
             load_widened(p, part, latent, rope, shared, {shared + STAGING_AT, shared + STAGING_STATE_AT}, ring);
-        } else if (warp_of_group() == 0) {
+        } else if (warp_of_group() < LOADERS) {
             load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
         }
     } else {

@@ -5,6 +5,13 @@
 
 constexpr int MOST_SHARED_BYTES = 232448;  // of a block
 
+/// Whether boxes are small, so that several warps copy them.
+#ifdef SMALL_PAGES
+constexpr bool SMALL_BOXES = true;
+#else
+constexpr bool SMALL_BOXES = false;
+#endif
+
 constexpr int UNIT_COLUMNS = 64;
 constexpr int UNIT_BYTES = TILE_TOKENS * UNIT_COLUMNS * 2;
 constexpr int LATENT_UNITS = KV_LORA_RANK / UNIT_COLUMNS;

@@ -128,11 +128,23 @@ DEVICE uint32 count_up(uint32 GLOBAL* at, uint32 last) {
     return before;
 }
 
+/// How the second-level cache is to keep what is read once a layer: it goes first, else it would push out what every layer needs again,
+/// the kernels' own code among it. The policy that `createpolicy.fractional.L2::evict_first` makes, as a number.
+constexpr uint64 READ_ONCE = 0x12F0000000000000;
+
 // ---- copies by lanes ----
 
-/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned. `once` goes by
+/// READ_ONCE; `to` must then be in one register: what ptxas makes of a sum of two, one of them the warp's, is an illegal instruction.
+template <bool once = false>
 DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+    int bytes = valid ? 16 : 0;
+    if constexpr (once) {
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(READ_ONCE)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+    }
 }
 /// Arrives when all copies that this thread has begun so far have come.
 DEVICE void arrive_with_copies(uint32 at) {
@@ -146,11 +158,6 @@ DEVICE void prefetch(const void GLOBAL* from) { asm volatile("prefetch.global.L2
 DEVICE void prefetch_map(const TensorMap& map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
-/// How the second-level cache is to keep what is read once a layer: it goes first, else it would push out what every layer needs again,
-/// the kernels' own code among it. The policy that `createpolicy.fractional.L2::evict_first` makes, as the number that bulk copies take;
-/// copies by lanes do not (an illegal instruction).
-constexpr uint64 READ_ONCE = 0x12F0000000000000;
-
 /// Copies the box at (column, row, page); what lies outside the tensor becomes zero and is not read. `once` goes by READ_ONCE.
 template <bool once = true>
 DEVICE void copy_box(uint32 to, const TensorMap& map, int column, int row, int page, uint32 full) {

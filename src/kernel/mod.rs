@@ -104,6 +104,8 @@ pub struct Variant {
     pub form: u32,
     /// Whether rows of the cache are copied one by one, as small pages demand of Hopper's forms (`GATHER`).
     pub gather: bool,
+    /// Whether pages are small, so that several warps copy their boxes in Hopper's forms (`SMALL_PAGES`).
+    pub small: bool,
 }
 
 impl Variant {
@@ -121,6 +123,7 @@ impl Variant {
             threads: 0,
             form: 0,
             gather: false,
+            small: false,
         }
     }
 
@@ -137,19 +140,13 @@ impl Variant {
         let pairs = self.entry == Entry::DecodeSplit && self.form == select_sm90::ROWS_FORM;
         if pairs && row_blocks.is_multiple_of(2) { 2 } else { 1 }
     }
-
-    /// Whether the kernel has the form of few tokens besides another, which copies boxes of any page that it is chosen for.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn has_few(&self) -> bool {
-        self.entry == Entry::DecodeSplit && self.form == select_few::EITHER_FORM
-    }
 }
 
 impl std::fmt::Display for Variant {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "{}_{}_{}_{}+{}_r{}_t{}_s{}_n{}_f{}{}",
+            "{}_{}_{}_{}+{}_r{}_t{}_s{}_n{}_f{}{}{}",
             self.entry.symbol(),
             self.q_dtype,
             self.kv_dtype,
@@ -160,7 +157,8 @@ impl std::fmt::Display for Variant {
             self.stages,
             self.threads,
             self.form,
-            if self.gather { "g" } else { "" }
+            if self.gather { "g" } else { "" },
+            if self.small { "s" } else { "" }
         )
     }
 }

@@ -108,7 +108,7 @@ fn either_variant(rows: Variant) -> Variant {
 pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     let alone = [(16, true), (32, true), (16, false), (32, false)];
     let alone = alone.map(|(block_rows, boxes)| variant(base, block_rows, boxes));
-    let both = [false, true].map(|gather| either_variant(select_sm90::rows_variant(Variant { gather, ..base })));
+    let both = [false, true].map(|small| either_variant(select_sm90::rows_variant(Variant { small, ..base })));
     if serves(&base, arch) { alone.into_iter().chain(both).collect() } else { Vec::new() }
 }
 
@@ -174,7 +174,7 @@ mod tests {
         assert_eq!([of(2, 4096, 128), of(5, 1024, 128)], [Some(32); 2]);
         assert_eq!([of(1, 16_385, 33), of(2, 4097, 17), of(5, 4096, 16), of(1, 4096, 129)], [None; 4]);
         let both = |shape: DecodeShape, rows| {
-            either(&shape, rows, base, "sm_90a").map(|(split, few)| (split.gather, few.max_tokens, few.block_rows))
+            either(&shape, rows, base, "sm_90a").map(|(split, few)| (split.small, few.max_tokens, few.block_rows))
         };
         let long = DecodeShape { max_seq_len: 131_072, ..ONE };
         assert_eq!([33, 128].map(|rows| both(long, rows)), [Some((false, ONE_TOKENS, 32)); 2]);

@@ -49,15 +49,17 @@ const MANY_TOKENS: usize = 65_536;
 const MANY_TOKENS_FP8: usize = 4096;
 
 /// Tokens of the smallest box worth a bulk copy, of a 16-bit and of an fp8 cache. A page has boxes of the largest power of two that
-/// divides it; rows of smaller ones are gathered, which takes as long whatever the page. Measured, µs:
+/// divides it, which four warps copy where it is below a tile; rows of smaller ones are gathered, which takes as long whatever the page.
+/// Measured, µs:
 ///
-/// | | boxes of 64 | of 32 | of 16 | of 8 | gathered |
-/// |---|---|---|---|---|---|
-/// | B64 S4096 H16 | 80 to 82 | 81 | 83 | 118 | 84 |
-/// | B128 S4096 H16 | 144 to 148 | 146 | 152 | 219 | 152 |
-/// | B64 S4096 H128 | 116 to 127 | 131 | 154 | 213 | 130 to 137 |
-/// | B128 S4096 H16, fp8 | 90 | | 90 | | 102 |
-const BOX_TOKENS: usize = 32;
+/// | | boxes of 64 | of 32 | of 16 | of 8 | of 4 | gathered |
+/// |---|---|---|---|---|---|---|
+/// | B64 S4096 H16 | 76.4 | 77.6 | 77.1 | 78.0 | 78.8 | 79.1 |
+/// | B64 S4096 H32 | 80.0 | 80.8 | 80.1 | 80.7 | 82.0 | 81.3 |
+/// | B64 S4096 H128 | 111 | 116 | 117 | 122 | 148 | 126 |
+/// | B16 S16384 H64 | 81.5 | 82.4 | 83.2 | 83.9 | 86.0 | 85.0 |
+/// | B128 S4096 H16, fp8, two warps | 90 | | 90 | | | 102 |
+const BOX_TOKENS: usize = 8;
 const BOX_TOKENS_FP8: usize = 16;
 
 /// Whether the rows form takes such a cache: the warps that would gather are those that widen 8 bits.
@@ -90,10 +92,13 @@ fn serves(base: &Variant) -> bool {
     types && base.kv_lora_rank == 512 && matches!(base.rope_dim, 0 | 64)
 }
 
-/// Whether the cache's pages are worth copying by boxes, said in the variant.
+/// Whether the cache's pages are worth copying by boxes, and whether by several warps, said in the variant. An fp8 cache has two warps that
+/// copy boxes, whatever its pages.
 pub(super) fn of_pages(base: Variant, page_size: usize) -> Variant {
-    let box_tokens = if base.kv_dtype.is_fp8() { BOX_TOKENS_FP8 } else { BOX_TOKENS };
-    Variant { gather: !page_size.is_multiple_of(box_tokens), ..base }
+    let fp8 = base.kv_dtype.is_fp8();
+    let gather = !page_size.is_multiple_of(if fp8 { BOX_TOKENS_FP8 } else { BOX_TOKENS });
+    let whole = page_size.is_multiple_of(TILE_TOKENS as usize);
+    Variant { gather, small: !gather && !whole && !fp8, ..base }
 }
 
 pub(super) fn rows_variant(base: Variant) -> Variant {
@@ -104,8 +109,9 @@ pub(super) fn rows_variant(base: Variant) -> Variant {
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
     let stages = if block_rows == 16 { 24 } else { 21 };
-    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up or rows to gather.
-    let threads = if block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather { 288 } else { 384 };
+    // Two warpgroups, and a loader: a warpgroup of its own where it has registers to give up, rows to gather or many boxes to copy.
+    let one_warp = block_rows == 16 && !base.kv_dtype.is_fp8() && !base.gather && !base.small;
+    let threads = if one_warp { 288 } else { 384 };
     Variant { block_rows, tile_tokens: TILE_TOKENS, stages, threads, form: KEYS_FORM, ..base }
 }
 
@@ -120,12 +126,12 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     if arch != "sm_90a" || !serves(&base) {
         return Vec::new();
     }
-    let of_source = |gather| {
-        let base = Variant { gather, ..base };
+    let of_source = |base: Variant| {
         let rows = serves_rows(&base).then(|| rows_variant(base));
         rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
     };
-    [false, true].into_iter().flat_map(of_source).collect()
+    let small = (!base.kv_dtype.is_fp8()).then_some(Variant { small: true, ..base });
+    [base, Variant { gather: true, ..base }].into_iter().chain(small).flat_map(of_source).collect()
 }
 
 /// Dynamic shared memory in bytes: `SHARED_BYTES` of the form's kernel.
@@ -170,12 +176,15 @@ mod tests {
             free_splits: false,
         };
         assert_eq!(split(&shape, 33, base, "sm_90a").map(|variant| variant.form), Some(ROWS_FORM));
-        for (page_size, gather) in
-            [(1, true), (2, true), (12, true), (24, true), (48, true), (32, false), (64, false), (96, false)]
+        for (page_sizes, gather, small) in
+            [(&[1, 2, 12, 20][..], true, false), (&[8, 16, 24, 32, 96], false, true), (&[64, 128], false, false)]
         {
-            let paged = DecodeShape { page_size, ..shape };
-            let gathers = [16, 32, 128].map(|rows| split(&paged, rows, base, "sm_90a").map(|v| (v.gather, v.threads)));
-            assert_eq!(gathers, [if gather { 384 } else { 288 }, 384, 384].map(|threads| Some((gather, threads))));
+            for &page_size in page_sizes {
+                let paged = DecodeShape { page_size, ..shape };
+                let kind = |rows| split(&paged, rows, base, "sm_90a").map(|v| (v.gather, v.small, v.threads));
+                let few = if gather || small { 384 } else { 288 };
+                assert_eq!([16, 32, 128].map(kind), [few, 384, 384].map(|threads| Some((gather, small, threads))));
+            }
         }
         assert_eq!(split(&DecodeShape { batch: 2, ..shape }, 128, base, "sm_90a").map(|v| v.form), Some(ROWS_FORM));
         let one = DecodeShape { batch: 1, max_seq_len: 8193, ..shape };

@@ -226,7 +226,8 @@ fn defines(variant: &Variant, wave: usize) -> impl Iterator<Item = (&'static str
         ("FORM", variant.form.into()),
         ("WAVE", wave as u64),
     ];
-    constants.into_iter().chain(variant.gather.then_some(("GATHER", 1)))
+    let pages = [("GATHER", variant.gather), ("SMALL_PAGES", variant.small)];
+    constants.into_iter().chain(pages.into_iter().filter_map(|(name, is)| is.then_some((name, 1))))
 }
 
 /// Codes of element types, the same in `kernels/params.h`.

@@ -109,6 +109,10 @@ inline void cp_async_cg_shared_global(uint32_t to, uint64_t from, int bytes, uin
     if (bytes != 16 || (read != 0 && read != 16)) machine::fail("cp.async of %u of %d bytes", read, bytes);
     machine::copy16(to, (const void*)from, read != 0);
 }
+// How the second-level cache is to keep it changes nothing here.
+inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t to, uint64_t from, int bytes, uint32_t read, uint64_t) {
+    cp_async_cg_shared_global(to, from, bytes, read);
+}
 inline void cp_async_commit_group() { machine::copy_commit(); }
 inline void cp_async_wait_group(int pending) { machine::copy_wait(pending); }
 inline void cp_async_mbarrier_arrive_noinc_shared_cta_b64(uint32_t at) { machine::arrive_with_copies(at); }
@@ -117,7 +121,6 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
     machine::copy_box(to, (const void*)map, (int)*at.at[0], (int)*at.at[1], (int)*at.at[2], full);
 }
 
-// How the second-level cache is to keep it changes nothing here.
 inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_bytes_L2_cache_hint(uint32_t to, uint64_t map,
                                                                                                    Group<const uint32_t, 3> at,
                                                                                                    uint32_t full, uint64_t) {

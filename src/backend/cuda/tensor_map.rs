@@ -26,7 +26,7 @@ const BOX_TOKENS: u32 = 64;
 /// # Errors
 /// [`Error::Driver`](crate::Error::Driver) for a cache that no map can describe.
 pub(super) fn cache_maps(driver: &Driver, variant: &Variant, params: &DecodeParams) -> Result<[CUtensorMap; 2]> {
-    if variant.gather && !variant.has_few() {
+    if variant.gather {
         return Ok([CUtensorMap { opaque: [0; 16] }; 2]);
     }
     let (p, dtype) = (params, variant.kv_dtype);

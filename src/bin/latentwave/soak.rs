@@ -216,6 +216,7 @@ struct Tally {
 struct Form {
     form: u32,
     gather: bool,
+    small: bool,
     /// A power of two; the host's kernel takes any number up to it.
     block_rows: u32,
     tile_tokens: u32,
@@ -243,9 +244,9 @@ impl Tally {
                 if let Some(given) = given {
                     self.kernels.insert(given.point.to_string(), kernel.to_string());
                 }
-                let Variant { form, gather, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
+                let Variant { form, gather, small, block_rows, tile_tokens, q_dtype, kv_dtype, .. } = kernel;
                 let types = [q_dtype, kv_dtype];
-                let form = Form { form, gather, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
+                let form = Form { form, gather, small, block_rows: block_rows.next_power_of_two(), tile_tokens, types };
                 let count = self.forms.entry(form).or_default();
                 count.problems += 1;
                 count.launches += launches;
@@ -275,8 +276,8 @@ impl Tally {
             ]
         };
         for (form, count) in &self.forms {
-            let Form { form, gather, block_rows, tile_tokens, types: [q, kv] } = form;
-            let form = if *gather { format!("{form} gather") } else { form.to_string() };
+            let Form { form, gather, small, block_rows, tile_tokens, types: [q, kv] } = form;
+            let form = format!("{form}{}{}", if *gather { " gather" } else { "" }, if *small { " small" } else { "" });
             let name = [form, format!("{q} {kv}"), block_rows.to_string(), tile_tokens.to_string()];
             lines.push(name.into_iter().chain(cells(count)).collect());
             all.problems += count.problems;
