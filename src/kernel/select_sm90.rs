@@ -24,6 +24,8 @@ use crate::tensor::DType;
 pub(super) const ROWS_FORM: u32 = 1;
 /// `kernels/sm90/mla_decode_split_keys.cu`: tokens are, for 16 or 32 query rows.
 pub(super) const KEYS_FORM: u32 = 2;
+/// `kernels/sm90/mla_decode_split_wide.cu`: tokens are, for 64 query rows over an fp8 cache.
+pub(super) const WIDE_FORM: u32 = 10;
 
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
@@ -65,6 +67,10 @@ fn serves_rows(base: &Variant) -> bool {
     !(base.gather && base.kv_dtype.is_fp8())
 }
 
+fn wide(base: &Variant) -> bool {
+    base.kv_dtype.is_fp8() && std::env::var_os("NO_WIDE").is_none()
+}
+
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
 pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str) -> Option<Variant> {
     if arch != "sm_90a" || !serves(&base) || shape.portable {
@@ -72,9 +78,9 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     }
     let base = of_pages(base, shape.page_size);
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 && serves_rows(&base) {
+    if rows > 32 && (serves_rows(&base) || wide(&base)) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
-        return (!few).then(|| rows_variant(base));
+        return (!few).then(|| if wide(&base) { wide_variant(base) } else { rows_variant(base) });
     }
     let many = if base.kv_dtype.is_fp8() {
         tokens >= MANY_TOKENS_FP8
@@ -101,6 +107,12 @@ pub(super) fn rows_variant(base: Variant) -> Variant {
     Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: ROWS_FORM, ..base }
 }
 
+/// The wide form's stages are units of its ring: as many tiles as fit beside the queries.
+fn wide_variant(base: Variant) -> Variant {
+    let stages = if base.rope_dim > 0 { 15 } else { 16 };
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: WIDE_FORM, ..base }
+}
+
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
 fn keys_variant(base: Variant, block_rows: u32) -> Variant {
     let stages = if block_rows == 16 { 24 } else { 21 };
@@ -123,7 +135,8 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     let of_source = |gather| {
         let base = Variant { gather, ..base };
         let rows = serves_rows(&base).then(|| rows_variant(base));
-        rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
+        let wide = base.kv_dtype.is_fp8().then(|| wide_variant(base));
+        rows.into_iter().chain(wide).chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
     };
     [false, true].into_iter().flat_map(of_source).collect()
 }
@@ -139,6 +152,9 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
         let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + (CONVERTERS + 1) * 8) + 8 + 2 * rows * 4 } else { 0 };
         // Queries, weights, what 128 lanes hand on, two pieces of each side and two barriers.
         return ring + staging + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
+    }
+    if variant.form == WIDE_FORM {
+        return 232_448;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
