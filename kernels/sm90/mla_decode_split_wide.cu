@@ -16,39 +16,109 @@
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
 
+/// A side's stream of products: of the values of a tile `n - 1` and of `n`, with their weights, and of the keys of the tile after
+/// the next, its next own one. In parts of four products, each of depth 16; parts `VALUES` to `KEYS - 1` are of the tile `n`.
+struct Stream {
+    static constexpr int VALUES = 2 * SIDE_UNITS, KEYS = 2 * VALUES, END = KEYS + QUERY_UNITS;
+
+    Sums& o;
+    float (&x)[SUMS];
+    int side, n;
+    const unsigned char SHARED* shared;
+    const Units& units;
+
+    DEVICE int tile(int part) const { return part < VALUES ? n - 1 : part < KEYS ? n : n + 2; }
+
+    /// Reads what a part multiplies.
+    DEVICE void load(Bytes& bytes, int part, bool& there) const {
+        UnitPlace place = place_of(tile(part));
+        if (part < KEYS) {
+            int unit = place.index + side * SIDE_UNITS + part % VALUES / 2;
+            load_values(bytes, shared_address(shared) + unit * UNIT_BYTES, part % 2);
+        } else {
+            int keys = part - KEYS;
+            int unit = place.index + keys / 2;
+            if (keys % 2 == 0 && !there) barrier_wait(units.full(unit), place.parity);
+            load_keys(bytes, shared + unit * UNIT_BYTES, keys % 2, keys == LATENT_UNITS);
+            if (keys % 2 == 0 && part + 2 < END) there = barrier_passed(units.full(unit + 1), place.parity);
+        }
+    }
+
+    DEVICE void widen(uint32 (&a)[4], const uint32 (&bytes)[2], int part) const {
+        if (part < KEYS) {
+            widen_values(a, bytes);
+        } else {
+            widen_keys(a, bytes);
+        }
+    }
+
+    DEVICE void multiply(const uint32* a, int part, int step) const {
+        uint32 operands = operand_address(units.base);
+        if (part < KEYS) {
+            uint32 weights = operands + WEIGHTS_AT + tile(part) % WEIGHTS_PLACES * WEIGHTS_BYTES;
+            product_64_held(o[part % VALUES], a, rows_operand(weights + step * 32), 1);
+        } else {
+            uint32 queries = operands + QUERY_AT + (part - KEYS) * QUERY_UNIT_BYTES;
+            product_64_held(x, a, rows_operand(queries + step * 32), part > KEYS || step > 0);
+        }
+    }
+
+    /// Gives back this side's units of the tile of a part.
+    DEVICE void release_values(int part) const {
+        warp_barrier();
+        int lane = lane_index();
+        if (lane < SIDE_UNITS) barrier_arrive(units.empty(place_of(tile(part)).index + side * SIDE_UNITS + lane));
+    }
+    DEVICE void release_keys() const {
+        if constexpr (ROPE_DIM > 0) {
+            warp_barrier();
+            if (lane_index() == 0) barrier_arrive(units.empty(place_of(n + 2).index + CACHED_UNITS));
+        }
+    }
+
+    /// Multiplies parts `from` to `to` - 1. What is read for a part is read one part ahead, and widened one product ahead. A warp that
+    /// begins products of registers waits until the one before has read its own, so more at once would only keep it from widening.
+    template <int from, int to>
+    DEVICE void run() const {
+        Bytes bytes[2];
+        uint32 a[3][4];
+        bool there = false;
+        load(bytes[from % 2], from, there);
+        UNROLL for (int part = from; part < to; part++) {
+            if (part > from && part % VALUES == 0 && part <= KEYS) release_values(part - 1);
+            if (part + 1 == KEYS && to > KEYS) {
+                UnitPlace place = place_of(tile(KEYS));
+                there = barrier_passed(units.full(place.index), place.parity);
+            }
+            if (part + 1 < to) load(bytes[(part + 1) % 2], part + 1, there);
+            UNROLL for (int step = 0; step < 4; step++) {
+                int product = part * 4 + step;
+                if (product >= from * 4 + 3) products_wait<2>();
+                widen(a[product % 3], bytes[part % 2][step], part);
+                products_begin();
+                multiply(a[product % 3], part, step);
+                products_commit();
+            }
+        }
+        if (to <= KEYS) release_values(to - 1);
+        if (to == END) release_keys();
+        products_wait<0>();
+        if (from < KEYS) {
+            UNROLL for (int block = 0; block < 2 * SIDE_UNITS; block++) settle(o[block]);
+        }
+        if (to > KEYS) settle(x);
+    }
+};
+
 struct Side {
     int side;
     unsigned char SHARED* shared;
-    const Units& units;
     float sum[LANE_ROWS];  // this lane's share, of the side's own tiles
 
-    DEVICE uint32 ready(int n) const { return units.barriers - BARRIERS_AT + READY_AT + n % WEIGHTS_PLACES * 8; }
-    DEVICE void wait_ready(int n) const { barrier_wait(ready(n), n / WEIGHTS_PLACES & 1); }
     DEVICE int SHARED& raised(int n) const { return ((int SHARED*)(shared + RAISED_AT))[n % WEIGHTS_PLACES]; }
     /// What was summed before a tile is multiplied by this, for a lane's rows `2 j` and `2 j + 1`.
     DEVICE Word2 SHARED& factors(int n, int j) const {
         return ((Word2 SHARED*)(shared + FACTOR_AT))[(n % WEIGHTS_PLACES * ROWS + j * 8) / 2 + unhoisted(lane_index()) % 4];
-    }
-
-    /// Starts the logits of the tile at a place: its tokens x the queries, unit by unit as they come in.
-    DEVICE void multiply_keys(float (&x)[SUMS], uint32 queries, UnitPlace place) const {
-        auto load = [&](Bytes& bytes, int part) {
-            int unit = place.index + part / 2;
-            if (part % 2 == 0) barrier_wait(units.full(unit), place.parity);
-            load_keys(bytes, shared + unit * UNIT_BYTES, part % 2, part == LATENT_UNITS);
-        };
-        auto multiply = [&](int part, int step, const uint32* a) {
-            product_64_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES + step * 32), part + step > 0);
-        };
-        multiply_widened<QUERY_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_keys(a, bytes); }, multiply);
-    }
-
-    /// Adds this side's columns of the tile's values, weighed.
-    DEVICE void multiply_values(Sums& o, uint32 weights, UnitPlace place) const {
-        int first = place.index + side * SIDE_UNITS;
-        auto load = [&](Bytes& bytes, int part) { load_values(bytes, shared_address(shared) + (first + part / 2) * UNIT_BYTES, part % 2); };
-        auto multiply = [&](int part, int step, const uint32* a) { product_64_held(o[part], a, rows_operand(weights + step * 32), 1); };
-        multiply_widened<2 * SIDE_UNITS>(load, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); }, multiply);
     }
 
     /// Turns products into logits, less the maxima so far.
@@ -69,8 +139,11 @@ struct Side {
         }
     }
 
-    /// Hides what a row does not see of the tile that begins at a token.
-    DEVICE void mask(float (&x)[SUMS], const int SHARED* limit, int token, int begin) const {
+    /// Hides what a row does not see of the piece's tile `i`.
+    DEVICE void mask(float (&x)[SUMS], const Piece SHARED& piece, const int SHARED* limit, int i) const {
+        int token = piece.token + i * TILE_TOKENS, begin = piece.begin;
+        // The first row sees least, but for those that do not exist, which come last.
+        if (token >= begin && token + TILE_TOKENS <= smaller(limit[0], limit[ROWS - 1])) return;
         int lane = unhoisted(lane_index());
         int warp = warp_of_group();
         UNROLL for (int i = 0; i < SUMS; i++) {
@@ -107,59 +180,69 @@ struct Side {
     }
 
     /// Stores the weights of this warp's sixteen tokens, and adds them up.
-    DEVICE void store_weights(float (&x)[SUMS], uint32 weights) {
-        uint32 word[SUMS / 2];
-        UNROLL for (int i = 0; i < SUMS; i++) {
-            x[i] = exp2(x[i]);
-            sum[i / 4 * 2 + i % 2] += x[i];
-        }
-        UNROLL for (int i = 0; i < SUMS; i += 2) word[i / 2] = pack_f16(x[i], x[i + 1]);
+    DEVICE void store_weights(const float (&x)[SUMS], int n) {
+        uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         int lane = unhoisted(lane_index());
-        int chunk = warp_of_group() * 2 + lane / 8 % 2;
-        UNROLL for (int i = 0; i < SUMS / 2; i += 4) {
-            int row = (i / 2 + lane / 16) * 8 + lane % 8;
-            store_matrix_trans(weights + row * 128 + (chunk ^ lane % 8) * 16, word[i], word[i + 1], word[i + 2], word[i + 3]);
+        uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        UNROLL for (int i = 0; i < SUMS; i += 8) {
+            float weight[8];
+            UNROLL for (int e = 0; e < 8; e++) {
+                weight[e] = exp2(x[i + e]);
+                sum[(i + e) / 4 * 2 + e % 2] += weight[e];
+            }
+            store_matrix_trans(to + i / 4 * 1024, pack_f16(weight[0], weight[1]), pack_f16(weight[2], weight[3]),
+                               pack_f16(weight[4], weight[5]), pack_f16(weight[6], weight[7]));
         }
         publish_to_async();
     }
 
-    /// Waits for the other side's weights of a tile, and multiplies this side's sums of weights as they ask.
-    DEVICE void take_over(int n) {
-        wait_ready(n);
-        if (!warp_any(raised(n))) return;
+    /// Multiplies this side's sums of weights as a tile asks.
+    DEVICE void rescale_weights(int n) {
         UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
             Word2 factor = factors(n, j);
             sum[2 * j] *= bits_float(factor.x);
             sum[2 * j + 1] *= bits_float(factor.y);
         }
     }
-
-    /// Adds a tile to the sums of the result.
-    DEVICE void add(Sums& o, int n) {
-        wait_ready(n);
-        if (warp_any(raised(n))) {
-            UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
-                Word2 factor = factors(n, j);
-                UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-                    o[part][4 * j] *= bits_float(factor.x);
-                    o[part][4 * j + 1] *= bits_float(factor.y);
-                    o[part][4 * j + 2] *= bits_float(factor.x);
-                    o[part][4 * j + 3] *= bits_float(factor.y);
-                }
+    /// Likewise what it has summed of the result.
+    DEVICE void rescale(Sums& o, int n) const {
+        UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
+            Word2 factor = factors(n, j);
+            UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+                o[part][4 * j] *= bits_float(factor.x);
+                o[part][4 * j + 1] *= bits_float(factor.y);
+                o[part][4 * j + 2] *= bits_float(factor.x);
+                o[part][4 * j + 3] *= bits_float(factor.y);
             }
         }
-        UnitPlace place = place_of(n);
-        multiply_values(o, operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES, place);
-        warp_barrier();
-        int lane = lane_index();
-        if (lane < SIDE_UNITS) barrier_arrive(units.empty(place.index + side * SIDE_UNITS + lane));
-        products_wait<0>();
-        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) settle(o[part]);
+    }
+
+    /// Waits for the other side's weights of a tile; whether it raised maxima. Also for this side: all of its warps are here.
+    DEVICE bool take_over(int n) {
+        wait_for_weights(side);
+        if (!warp_any(raised(n))) return false;
+        rescale_weights(n);
+        return true;
+    }
+
+    /// Makes weights of a tile's logits, less the maxima so far, and hands them over; whether it raised maxima.
+    DEVICE bool weigh(float (&x)[SUMS], RowState SHARED* states, int n, bool first) {
+        float highest[4] = {x[0], x[1], x[2], x[3]};
+        UNROLL for (int i = 4; i < SUMS; i++) highest[i % 4] = maximum(highest[i % 4], x[i]);
+        bool exceeds = first || maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3])) > LAZY_MAX;
+        bool raises = named_barrier_any(2 + side, SIDE_THREADS, exceeds);
+        if (raises) raise(x, states, n, first);
+        store_weights(x, n);
+        if (thread_index() % SIDE_THREADS == 0) raised(n) = raises && !first;
+        tell_weights(side);
+        side_barrier(side);
+        return raises && !first;
     }
 };
 
 /// Clears the cached rows of a tile from `valid` on, by one side: weights of zero do not undo a NaN.
-DEVICE void clear_tile(unsigned char SHARED* tile, int valid) {
+DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
+    side_barrier(side);  // no warp reads its keys any more
     NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
         NO_UNROLL for (int word = valid * 8 + thread_index() % SIDE_THREADS; word < TILE_TOKENS * 8; word += SIDE_THREADS) {
             *(Word4 SHARED*)(tile + unit * UNIT_BYTES + word * 16) = {0, 0, 0, 0};
@@ -210,77 +293,56 @@ DEVICE void write_half(const Sums& o, int side, int turn, unsigned char SHARED* 
 }
 
 /// A warpgroup of the two.
-DEVICE void attend(const DecodeParams& p, int item, int first_row, int side, unsigned char SHARED* shared, const Units& units) {
-    Part part = find_part(p, item);
-    // Queries are asked for before the loaders fill the memory's queues.
-    auto ask = [&] { if (part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared); };
-    if (!p.settled) ask();
-    Cursor at(p, part);
-    if (p.settled) {
-        take_turn();
-        ask();
-    }
-    if (!warp_any(at.more)) return;
-    if (at.seq != part.seq) {  // the part's first sequence is empty
-        copy_wait<0>();
-        load_queries(p, at.seq, first_row, shared);
-    }
-    uint32 queries = operand_address(units.base) + QUERY_AT;
+DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units) {
+    begin_part(p, shared, side);
+    pair_barrier();
+    if (warp_any(piece_of(0, shared).end == 0)) return;
     int turn = 0;  // of two descriptions of a piece
     int base = 0;  // the piece's first tile among the block's
-    int begin = at.seq == part.seq ? part.token : 0;
     NO_UNROLL while (true) {
-        if (side == 1) describe(p, at, first_row, turn, shared);
+        if (side == 1) describe(p, turn, shared);
+        copy_wait<0>();
+        if (!GATHERS && base == 0) named_barrier_arrive(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         receive_queries(p, turn, shared);
         pair_barrier();
         RowState SHARED* states = row_states(turn, shared);
-        const int SHARED* limit = limits(turn, shared);
-        int least = smaller(limit[lane_index()], limit[lane_index() + 32]);  // of all rows
-        UNROLL for (int mask = 1; mask < 32; mask *= 2) least = smaller(least, shuffle_xor(least, mask));
-        int tiles = from_lane(divide_up(at.end - at.token, TILE_TOKENS), 0);
+        const Piece SHARED& piece = piece_of(turn, shared);
+        int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
         Sums o = {};
-        Side self = {side, shared, units, {}};
+        float x[SUMS];
+        Side self = {side, shared, {}};
+        bool multiplied = false;  // keys of the next own tile
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
             int n = base + i;
+            if (i < tiles && !multiplied) Stream{o, x, side, n - 2, shared, units}.run<Stream::KEYS, Stream::END>();
+            bool raised_before = i > 0 && self.take_over(n - 1);
+            bool raised = false;
             if (i < tiles) {
-                UnitPlace place = place_of(n);
-                float x[SUMS];
-                self.multiply_keys(x, queries, place);
-                products_wait<0>();
-                settle(x);
-                if constexpr (ROPE_DIM > 0) {
-                    warp_barrier();
-                    if (lane_index() == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
-                }
-                if (i > 0) self.take_over(n - 1);
                 self.subtract_maxima(p, x, states);
-                int token = at.token + i * TILE_TOKENS;
-                if (token + TILE_TOKENS > least || token < begin) self.mask(x, limit, token, begin);
-                float highest = x[0];
-                UNROLL for (int j = 1; j < SUMS; j++) highest = maximum(highest, x[j]);
-                bool raises = named_barrier_any(2 + side, SIDE_THREADS, i == 0 || highest > LAZY_MAX);
-                if (raises) self.raise(x, states, n, i == 0);
-                self.raised(n) = raises && i > 0;
-                self.store_weights(x, units.base + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES);
-                if (!GATHERS && at.end - token < TILE_TOKENS) clear_tile(shared + place.index * UNIT_BYTES, at.end - token);
-                barrier_arrive(self.ready(n));  // each lane for what it has stored
-            } else if (i > 0) {
-                self.take_over(n - 1);
+                self.mask(x, piece, limits(turn, shared), i);
+                if (!GATHERS && i + 1 == tiles) clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
+                raised = self.weigh(x, states, n, i == 0);
             }
-            NO_UNROLL for (int m = larger(n - 1, base); m <= n && m < base + tiles; m++) self.add(o, m);
+            if (raised_before) self.rescale(o, n - 1);
+            multiplied = i > 0 && i + 2 < tiles && !raised;
+            if (multiplied) {
+                Stream{o, x, side, n, shared, units}.run<0, Stream::END>();
+            } else {
+                NO_UNROLL for (int m = larger(n - 1, base); m <= n && m < base + tiles; m++) {
+                    if (raised && m == n) self.rescale(o, n);
+                    Stream{o, x, side, m, shared, units}.run<Stream::VALUES, Stream::KEYS>();
+                }
+            }
         }
         tell_sums(self.sum, side, shared);
         pair_barrier();
-        at.token += (tiles - 1) * TILE_TOKENS;
-        at.advance(p, part);
-        bool more = warp_any(at.more);
-        if (more) load_queries(p, at.seq, first_row, shared);
+        bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);
+        if (more) load_queries(p, piece_of(turn ^ 1, shared).seq, shared);
         weigh_rows(p, side, turn, shared);
         side_barrier(side);
         write_half(o, side, turn, shared);
         if (!more) break;
         base += tiles;
-        begin = 0;
         turn ^= 1;
     }
 }
@@ -298,29 +360,24 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (thread_index() == 0) {
         if constexpr (!GATHERS) prefetch_map(latent);
         if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
-        for (int place = 0; place < WEIGHTS_PLACES; place++) barrier_init(units.base + READY_AT + place * 8, SIDE_THREADS);
-        barrier_publish_init();
     }
     if (!p.settled) take_turn();
     // Lengths are looked up once the schedule has told which: by then they are near.
     if (thread_index() * 32 < p.batch) prefetch(global_pointer<const int>(p.seq_lens) + thread_index() * 32);
     barrier();
 
-    int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
-    int first_row = block_index() % row_blocks * BLOCK_ROWS;
-    int item = block_index() / row_blocks;
     int role = warpgroup_index();
     if (role < SIDES) {
         grow_registers<SIDE_REGISTERS>();
         // Knowing that there are two keeps operands in registers of the whole warp.
-        attend(p, item, first_row, role & 1, shared, units);
+        attend(p, role & 1, shared, units);
     } else {
         shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if constexpr (GATHERS) {
-            gather_units(p, item, units);
+            gather_units(p, item_of(p), units);
         } else if (loader < LOADERS) {
-            load_units(p, item, loader, LOADERS, latent, rope, units);
+            load_units(p, item_of(p), loader, LOADERS, latent, rope, units, QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         }
     }
 }

@@ -69,9 +69,10 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. Of `loaders` warps, this one fills every so manieth place.
+/// and as far ahead. Of `loaders` warps, this one fills every so manieth place. After the first tile it waits for a named barrier, if one is
+/// given: for queries, which would come late behind a whole ring.
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
-                       const Units& units) {
+                       const Units& units, int barrier = 0, int barrier_threads = 0) {
     Part part = find_part(p, item);
     int early = early_page(p, part);
     if (loader == 0) fetch_later_pages(p, part);
@@ -117,6 +118,10 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             // Rows of 8 bits begin within the second-level cache's lines: what one box has read its neighbours need, too.
             copy_box<!FP8>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
                      full);
+        }
+        if (barrier > 0) {
+            named_barrier(barrier, barrier_threads);
+            barrier = 0;
         }
         first = (first + boxes) % 32;
         at.advance(p, part);

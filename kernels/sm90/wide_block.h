@@ -13,6 +13,7 @@ constexpr int SIDE_THREADS = 128;
 constexpr int SIDE_WARPS = 4;
 constexpr int SIDE_UNITS = CACHED_UNITS / SIDES;  // of a tile, whose columns a side sums up
 constexpr int HALF = KV_LORA_RANK / SIDES;
+constexpr int PIECE_BYTES = 32;
 constexpr int LOADER_REGISTERS = 24;
 constexpr int SIDE_REGISTERS = 240;
 constexpr int LOADERS = 2;
@@ -31,9 +32,9 @@ constexpr int LIMIT_AT = SCALE_AT + SIDES * ROWS * 4;
 constexpr int ADDRESSES_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int RAISED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's tile raised maxima
 constexpr int ALONE_AT = RAISED_AT + WEIGHTS_PLACES * 4;    // whether a piece is its sequence's only one
-constexpr int BARRIERS_AT = ALONE_AT + 2 * 4 + 4;
-constexpr int READY_AT = BARRIERS_AT + UNITS_BARRIERS_BYTES;  // when a place's weights are there
-constexpr int SHARED_BYTES = READY_AT + WEIGHTS_PLACES * 8;
+constexpr int PIECE_AT = divide_up(ALONE_AT + 2 * 4, 16) * 16;
+constexpr int BARRIERS_AT = PIECE_AT + 2 * PIECE_BYTES;
+constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= MOST_SHARED_BYTES && BARRIERS_AT % 8 == 0, "a unit's shared memory");
 
 /// What turns products with a query row into logits, and the maximum that weights are relative to: 0 before the first tile.
@@ -48,6 +49,22 @@ DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; 
 DEVICE void pair_barrier() { named_barrier(1, SIDES * SIDE_THREADS); }
 /// Waits for one of them.
 DEVICE void side_barrier(int side) { named_barrier(2 + side, SIDE_THREADS); }
+/// One side tells the other that the weights of its tile are there, and the other waits for it.
+DEVICE void tell_weights(int side) { named_barrier_arrive(4 + side, SIDES * SIDE_THREADS); }
+DEVICE void wait_for_weights(int side) { named_barrier(5 - side, SIDES * SIDE_THREADS); }
+/// The sides tell the loaders that the first queries have come.
+constexpr int QUERIES_BARRIER = 6, QUERIES_BARRIER_THREADS = SIDES * SIDE_THREADS + LOADERS * 32;
+
+/// Whether the phase of this parity has ended.
+DEVICE bool barrier_passed(uint32 at, int parity) {
+    int passed;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}"
+        : "=r"(passed)
+        : "r"(at), "r"(parity)
+        : "memory");
+    return passed != 0;
+}
 
 /// Where a tile of the block lies in the ring.
 DEVICE UnitPlace place_of(int n) { return {n % RING_TILES * TILE_UNITS, n / RING_TILES & 1}; }
@@ -61,16 +78,31 @@ DEVICE RowState SHARED* row_states(int turn, unsigned char SHARED* shared) { ret
 DEVICE int SHARED* limits(int turn, unsigned char SHARED* shared) { return (int SHARED*)(shared + LIMIT_AT) + turn * ROWS; }
 DEVICE int SHARED& alone(int turn, unsigned char SHARED* shared) { return ((int SHARED*)(shared + ALONE_AT))[turn]; }
 
-/// Writes what all threads need to know of a piece, by one side. To be followed by a barrier of both.
-DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int turn, unsigned char SHARED* shared) {
+/// What a block computes of a sequence: the tiles from `token` to `end`, of which tokens before `begin` are another block's. `end` is 0
+/// where there is none.
+struct alignas(16) Piece {
+    int seq, token, end, begin, split;
+};
+DEVICE Piece SHARED& piece_of(int turn, unsigned char SHARED* shared) { return ((Piece SHARED*)(shared + PIECE_AT))[turn]; }
+static_assert(sizeof(Piece) == PIECE_BYTES, "two of them in shared memory");
+
+/// The block's item of the schedule, and its first query row in the group.
+DEVICE int row_blocks(const DecodeParams& p) { return divide_up(group_rows(p), BLOCK_ROWS); }
+DEVICE int item_of(const DecodeParams& p) { return unhoisted(block_index()) / row_blocks(p); }
+DEVICE int first_row_of(const DecodeParams& p) { return unhoisted(block_index()) % row_blocks(p) * BLOCK_ROWS; }
+
+/// Writes what all threads need to know of the piece that is this turn's, and which one is next, by one side. To be followed by a
+/// barrier of both.
+DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
     int local = thread_index() % SIDE_THREADS;
     if (local >= ROWS) return;
-    int row = first_row + local;
-    Row of = row_of(p, at.seq, row);
+    Piece here = piece_of(turn, shared);
+    int row = first_row_of(p) + local;
+    Row of = row_of(p, here.seq, row);
     int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-    Slots slots = slots_of(p, at.seq);
-    int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
-    limits(turn, shared)[local] = of.valid ? smaller(visible, at.end) : 0;
+    Slots slots = slots_of(p, here.seq);
+    int64 slot = slots.count == 0 ? -1 : slots.begin + here.split;
+    limits(turn, shared)[local] = of.valid ? smaller(visible, here.end) : 0;
     addresses(turn, TO_RESULT, shared)[local] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
     uint64 lse = 0;
     if (slot >= 0) {
@@ -79,51 +111,96 @@ DEVICE void describe(const DecodeParams& p, const Cursor& at, int first_row, int
         lse = p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
     }
     addresses(turn, TO_LSE, shared)[local] = of.valid ? lse : 0;
-    if (local == 0) alone(turn, shared) = slots.count == 0;
+    if (local > 0) return;
+    alone(turn, shared) = slots.count == 0;
+    Part whole = find_part(p, item_of(p));
+    Part rest = {here.seq + 1, 0, whole.end_seq, whole.end_token, 0};
+    Cursor next(p, rest);
+    piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
 }
 
+/// A thread's words of a query row, sixteen bytes each: the `share`s of those columns of the row whose pairs become neighbours in the
+/// order in which keys are read (fp8.h). Four threads share a row; eight lanes that access shared memory together have eight rows.
+struct QueryWords {
+    int row, quarter;
+
+    DEVICE QueryWords() {
+        int thread = unhoisted(thread_index());
+        row = thread / 32 * 8 + thread % 8;
+        quarter = thread / 8 % 4;
+    }
+
+    static constexpr int LATENT = 4 * CACHED_UNITS, COUNT = LATENT + (ROPE_DIM > 0 ? 4 : 0);
+    /// The rotary part is half as wide.
+    DEVICE bool there(int i) const { return i < LATENT || quarter < 2; }
+    /// Where the word `i` stands in the row as it is loaded, in words.
+    DEVICE int loaded(int i) const { return i < LATENT ? i * 4 + quarter : LATENT * 4 + i % 4 * 2 + quarter; }
+    /// Likewise as products want it.
+    DEVICE int wanted(int i) const { return i / 4 * 16 + quarter * 4 + i % 4; }
+    DEVICE int place(int word) const { return QUERY_AT + word / 8 * QUERY_UNIT_BYTES + row * 128 + (word % 8 ^ row % 8) * 16; }
+};
+
 /// Asks for the query rows of a virtual sequence, by both sides; those that do not exist become zeros.
-DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-    int chunk = unhoisted(thread_index()) % 8;
-    NO_UNROLL for (int local = thread_index() / 8; local < ROWS; local += SIDES * SIDE_THREADS / 8) {
-        Row row = row_of(p, virtual_seq, first_row + local);
-        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
-        if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            copy16_async(shared + QUERY_AT + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16,
-                         from + unit * UNIT_COLUMNS, row.valid);
-        }
+DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char SHARED* shared) {
+    QueryWords words;
+    Row row = row_of(p, virtual_seq, first_row_of(p) + words.row);
+    const uint16 GLOBAL* from = global_pointer<const uint16>(p.q);
+    if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
+    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
+        int word = words.loaded(i);
+        if (words.there(i)) copy16_async(shared + words.place(word), from + word * 8, row.valid);
     }
     copy_commit();
 }
 
-/// Waits for them, by both sides, and makes f16 of them in the order in which keys are read; every thread begins with the words that it
-/// loaded itself, and the eight that share a row are of one warp.
+/// Waits for them, by both sides, and makes f16 of them in the order in which keys are read.
 DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
     copy_wait<0>();
-    int chunk = unhoisted(thread_index()) % 8;
-    NO_UNROLL for (int local = thread_index() / 8; local < ROWS; local += SIDES * SIDE_THREADS / 8) {
-        unsigned char SHARED* block = shared + QUERY_AT;
-        const unsigned char SHARED* own = block + local * 128 + (chunk ^ local % 8) * 16;
-        uint32 largest = 0;
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            largest = largest_of(*(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES), largest);
-        }
-        UNROLL for (int mask = 1; mask < 8; mask *= 2) {
-            uint32 other = shuffle_xor(largest, mask);
-            if (other > largest) largest = other;
-        }
-        float scale = fitting_scale(largest);
-        if (chunk == 0) row_states(turn, shared)[local] = {1.0f / scale, 0.0f};
-        NO_UNROLL for (int unit = 0; unit < QUERY_UNITS; unit += 2) {
-            bool rotary = unit == LATENT_UNITS;
-            Word4 first = *(const Word4 SHARED*)(own + unit * QUERY_UNIT_BYTES);
-            Word4 second = {0, 0, 0, 0};
-            if (!rotary) second = *(const Word4 SHARED*)(own + (unit + 1) * QUERY_UNIT_BYTES);
-            warp_barrier();
-            store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, chunk * 4, rotary ? 8 : 16, first, scale);
-            if (!rotary) store_query(block + unit * QUERY_UNIT_BYTES, QUERY_UNIT_BYTES, local, 32 + chunk * 4, 16, second, scale);
+    QueryWords words;
+    uint32 raw[QueryWords::COUNT][4];
+    uint32 largest = 0;
+    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
+        Word4 word = {0, 0, 0, 0};
+        if (words.there(i)) word = *(const Word4 SHARED*)(shared + words.place(words.loaded(i)));
+        uint32 pairs[4] = {word.x, word.y, word.z, word.w};
+        UNROLL for (int j = 0; j < 4; j++) {
+            raw[i][j] = pairs[j];
+            largest = larger_pair(largest, pairs[j] & 0x7fff7fffu);
         }
     }
+    UNROLL for (int mask = 8; mask < 32; mask *= 2) largest = larger_pair(largest, shuffle_xor(largest, mask));
+    float low, high;
+    unpack(largest, low, high);
+    float scale = fitting_scale(float_bits(maximum(low, high)));
+    if (words.quarter == 0) row_states(turn, shared)[words.row] = {1.0f / scale, 0.0f};
+    warp_barrier();  // a row's words are all of this warp
+    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
+        if (!words.there(i)) continue;
+        uint32 pairs[4];
+        UNROLL for (int share = 0; share < 4; share++) {
+            unpack(raw[i / 4 * 4 + share][i % 4], low, high);
+            pairs[share] = pack_f16(low * scale, high * scale);
+        }
+        *(Word4 SHARED*)(shared + words.place(words.wanted(i))) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+    }
     publish_to_async();
+}
+
+/// Asks for the queries of the part's first piece, and says which that is. To be followed by a barrier of both.
+DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared, int side) {
+    Part part = find_part(p, item_of(p));
+    // Queries are asked for before the loaders fill the memory's queues.
+    auto ask = [&] { if (part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, shared); };
+    if (!p.settled) ask();
+    Cursor at(p, part);
+    if (p.settled) {
+        take_turn();
+        ask();
+    }
+    if (at.more && at.seq != part.seq) {  // the part's first sequence is empty
+        copy_wait<0>();
+        load_queries(p, at.seq, shared);
+    }
+    int begin = at.seq == part.seq ? part.token : 0;
+    if (thread_index() == 0) piece_of(0, shared) = {at.seq, at.token, at.more ? at.end : 0, begin, at.split};
 }
