@@ -16,99 +16,90 @@
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
 
-/// A side's stream of products: of the values of a tile `n - 1` and of `n`, with their weights, and of the keys of the tile after
-/// the next, its next own one. In parts of four products, each of depth 16; parts `VALUES` to `KEYS - 1` are of the tile `n`.
-struct Stream {
-    static constexpr int VALUES = 2 * SIDE_UNITS, KEYS = 2 * VALUES, END = KEYS + QUERY_UNITS;
-
-    Sums& o;
-    float (&x)[SUMS];
-    int side, n;
-    const unsigned char SHARED* shared;
-    const Units& units;
-
-    DEVICE int tile(int part) const { return part < VALUES ? n - 1 : part < KEYS ? n : n + 2; }
-
-    /// Reads what a part multiplies.
-    DEVICE void load(Bytes& bytes, int part, bool& there) const {
-        UnitPlace place = place_of(tile(part));
-        if (part < KEYS) {
-            int unit = place.index + side * SIDE_UNITS + part % VALUES / 2;
-            load_values(bytes, shared_address(shared) + unit * UNIT_BYTES, part % 2);
-        } else {
-            int keys = part - KEYS;
-            int unit = place.index + keys / 2;
-            if (keys % 2 == 0 && !there) barrier_wait(units.full(unit), place.parity);
-            load_keys(bytes, shared + unit * UNIT_BYTES, keys % 2, keys == LATENT_UNITS);
-            if (keys % 2 == 0 && part + 2 < END) there = barrier_passed(units.full(unit + 1), place.parity);
-        }
+/// Products whose first operand is widened on its way into registers: what is read for four of them, of depth 64 together, is widened
+/// one product ahead. Each is commited by itself: a warp that begins products of registers waits until the one before has read its own,
+/// so more at once would only keep it from widening.
+template <typename Widen, typename Multiply>
+DEVICE void multiply_part(uint32 (&a)[4][4], const Bytes& bytes, Widen widen, Multiply multiply) {
+    UNROLL for (int step = 0; step < 4; step++) {
+        products_wait<3>();
+        widen(a[step], bytes[step]);
+        products_begin();
+        multiply(step, a[step]);
+        products_commit();
     }
+}
 
-    DEVICE void widen(uint32 (&a)[4], const uint32 (&bytes)[2], int part) const {
-        if (part < KEYS) {
-            widen_values(a, bytes);
-        } else {
-            widen_keys(a, bytes);
+/// Computes products of a tile's keys with the queries, unit by unit as they come in.
+DEVICE void multiply_keys(float (&x)[SUMS], int n, const unsigned char SHARED* shared, const Units& units) {
+    UnitPlace place = place_of(n);
+    int lane = lane_index();
+    const unsigned char SHARED* line = shared + place.index * UNIT_BYTES + (warp_of_group() * 16 + lane / 4) * 128;
+    int chunk = lane % 4 * 2 ^ lane / 4;
+    uint32 queries = operand_address(units.base) + QUERY_AT;
+    uint32 full = units.full(place.index);
+    uint32 a[4][4];
+    Bytes bytes[2];
+    auto load = [&](Bytes& to, const unsigned char SHARED* from) {
+        Word4 low = *(const Word4 SHARED*)from;
+        Word4 high = *(const Word4 SHARED*)(from + 8 * 128);
+        uint32 words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+        UNROLL for (int step = 0; step < 4; step++) {
+            to[step][0] = words[0][step];
+            to[step][1] = words[1][step];
         }
-    }
-
-    DEVICE void multiply(const uint32* a, int part, int step) const {
-        uint32 operands = operand_address(units.base);
-        if (part < KEYS) {
-            uint32 weights = operands + WEIGHTS_AT + tile(part) % WEIGHTS_PLACES * WEIGHTS_BYTES;
-            product_64_held(o[part % VALUES], a, rows_operand(weights + step * 32), 1);
-        } else {
-            uint32 queries = operands + QUERY_AT + (part - KEYS) * QUERY_UNIT_BYTES;
-            product_64_held(x, a, rows_operand(queries + step * 32), part > KEYS || step > 0);
+    };
+    UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0.0f;
+    auto multiply = [&](const Bytes& from, int part) {
+        multiply_part(a, from, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_keys(a, bytes); }, [&](int step, const uint32* a) {
+            product_64_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES, step * 32), 1);
+        });
+    };
+    barrier_wait(full, place.parity);
+    load(bytes[0], line + chunk * 16);
+    bool there = TILE_UNITS > 1 && barrier_passed(full + 8, place.parity);
+    NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
+        load(bytes[1], line + (chunk ^ 1) * 16);
+        multiply(bytes[0], 2 * unit);
+        line += UNIT_BYTES;
+        full += 8;
+        if (unit + 1 < TILE_UNITS) {
+            if (!there) barrier_wait(full, place.parity);
+            if (unit + 1 == CACHED_UNITS) chunk = lane % 4 ^ lane / 4;  // rotary
+            load(bytes[0], line + chunk * 16);
+            there = unit + 2 < TILE_UNITS && barrier_passed(full + 8, place.parity);
         }
+        multiply(bytes[1], 2 * unit + 1);
     }
-
-    /// Gives back this side's units of the tile of a part.
-    DEVICE void release_values(int part) const {
+    if constexpr (ROPE_DIM > 0) {
+        multiply(bytes[0], LATENT_UNITS);
         warp_barrier();
-        int lane = lane_index();
-        if (lane < SIDE_UNITS) barrier_arrive(units.empty(place_of(tile(part)).index + side * SIDE_UNITS + lane));
+        if (lane == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
     }
-    DEVICE void release_keys() const {
-        if constexpr (ROPE_DIM > 0) {
-            warp_barrier();
-            if (lane_index() == 0) barrier_arrive(units.empty(place_of(n + 2).index + CACHED_UNITS));
-        }
-    }
+    products_wait<0>();
+    settle(x);
+}
 
-    /// Multiplies parts `from` to `to` - 1. What is read for a part is read one part ahead, and widened one product ahead. A warp that
-    /// begins products of registers waits until the one before has read its own, so more at once would only keep it from widening.
-    template <int from, int to>
-    DEVICE void run() const {
-        Bytes bytes[2];
-        uint32 a[3][4];
-        bool there = false;
-        load(bytes[from % 2], from, there);
-        UNROLL for (int part = from; part < to; part++) {
-            if (part > from && part % VALUES == 0 && part <= KEYS) release_values(part - 1);
-            if (part + 1 == KEYS && to > KEYS) {
-                UnitPlace place = place_of(tile(KEYS));
-                there = barrier_passed(units.full(place.index), place.parity);
-            }
-            if (part + 1 < to) load(bytes[(part + 1) % 2], part + 1, there);
-            UNROLL for (int step = 0; step < 4; step++) {
-                int product = part * 4 + step;
-                if (product >= from * 4 + 3) products_wait<2>();
-                widen(a[product % 3], bytes[part % 2][step], part);
-                products_begin();
-                multiply(a[product % 3], part, step);
-                products_commit();
-            }
-        }
-        if (to <= KEYS) release_values(to - 1);
-        if (to == END) release_keys();
-        products_wait<0>();
-        if (from < KEYS) {
-            UNROLL for (int block = 0; block < 2 * SIDE_UNITS; block++) settle(o[block]);
-        }
-        if (to > KEYS) settle(x);
+/// Starts to add a side's columns of a tile's values, weighed.
+DEVICE void multiply_values(Sums& o, int n, int side, const Units& units) {
+    int first = place_of(n).index + side * SIDE_UNITS;
+    uint32 weights = operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
+    uint32 a[4][4];
+    Bytes bytes[2];
+    load_values(bytes[0], units.unit(first), 0);
+    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+        if (part + 1 < 2 * SIDE_UNITS) load_values(bytes[(part + 1) % 2], units.unit(first + (part + 1) / 2), (part + 1) % 2);
+        multiply_part(a, bytes[part % 2], [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); },
+                      [&](int step, const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), 1); });
     }
-};
+    warp_barrier();
+    if (lane_index() < SIDE_UNITS) barrier_arrive(units.empty(first + lane_index()));
+}
+/// Waits for them.
+DEVICE void settle_values(Sums& o) {
+    products_wait<0>();
+    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) settle(o[part]);
+}
 
 struct Side {
     int side;
@@ -124,8 +115,7 @@ struct Side {
     /// Turns products into logits, less the maxima so far.
     DEVICE void subtract_maxima(const DecodeParams& p, float (&x)[SUMS], const RowState SHARED* states) const {
         const Float4 SHARED* pairs = (const Float4 SHARED*)states + unhoisted(lane_index()) % 4;
-        float factor = p.sm_scale * p.kv_scale * LOG2_E;
-        if (p.softcap != 0.0f) {
+        if (unlikely(p.softcap != 0.0f)) {
             UNROLL for (int i = 0; i < SUMS; i++) x[i] *= i % 2 == 0 ? pairs[i / 4 * 4].x : pairs[i / 4 * 4].z;
             scale_logits(p, x);
             UNROLL for (int i = 0; i < SUMS; i++) x[i] -= i % 2 == 0 ? pairs[i / 4 * 4].y : pairs[i / 4 * 4].w;
@@ -133,50 +123,63 @@ struct Side {
         }
         UNROLL for (int j = 0; j < SUMS / 4; j++) {
             Float4 pair = pairs[j * 4];
-            pair.x *= factor;
-            pair.z *= factor;
             UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) x[i] = i % 2 == 0 ? x[i] * pair.x - pair.y : x[i] * pair.z - pair.w;
         }
     }
 
-    /// Hides what a row does not see of the piece's tile `i`.
-    DEVICE void mask(float (&x)[SUMS], const Piece SHARED& piece, const int SHARED* limit, int i) const {
-        int token = piece.token + i * TILE_TOKENS, begin = piece.begin;
-        // The first row sees least, but for those that do not exist, which come last.
-        if (token >= begin && token + TILE_TOKENS <= smaller(limit[0], limit[ROWS - 1])) return;
+    /// Hides what rows do not see of the tile that begins at a token.
+    DEVICE void mask(float (&x)[SUMS], const int SHARED* limit, int token, int begin) const {
         int lane = unhoisted(lane_index());
-        int warp = warp_of_group();
-        UNROLL for (int i = 0; i < SUMS; i++) {
-            int at = token + warp * 16 + lane / 4 + i / 2 % 2 * 8;
-            if (at >= limit[lane_row(lane, i / 4 * 2 + i % 2)] || at < begin) x[i] = NEGATIVE_INFINITY;
+        int at[2];
+        UNROLL for (int e = 0; e < 2; e++) {
+            at[e] = token + warp_of_group() * 16 + lane / 4 + e * 8;
+            if (at[e] < begin) at[e] = 0x7fffffff;
+        }
+        UNROLL for (int j = 0; j < SUMS / 4; j++) {
+            Word2 limits = *(const Word2 SHARED*)(limit + j * 8 + lane % 4 * 2);
+            UNROLL for (int e = 0; e < 4; e++) {
+                if (at[e / 2] >= (int)(e % 2 == 0 ? limits.x : limits.y)) x[4 * j + e] = NEGATIVE_INFINITY;
+            }
         }
     }
 
     /// Raises the maxima that need it; those of a piece's first tile become what they are.
     DEVICE void raise(float (&x)[SUMS], RowState SHARED* states, int n, bool first) {
         int lane = unhoisted(lane_index());
-        int warp = warp_of_group();
         float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + side * SIDE_WARPS * ROWS;
-        UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-            float highest = maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
-            UNROLL for (int mask = 4; mask < 32; mask *= 2) highest = maximum(highest, shuffle_xor(highest, mask));
-            if (lane < 4) exchange[warp * ROWS + lane_row(lane, i)] = highest;
+        // Eight lanes have sixteen rows in common: each keeps the half of them that the bits of its number say.
+        float highest[LANE_ROWS];
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) highest[i] = maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
+        int kept = 0;
+        UNROLL for (int step = 0; step < 3; step++) {
+            const int count = LANE_ROWS / 2 >> step, mask = 16 >> step;
+            bool upper = (lane & mask) != 0;
+            kept += upper ? count : 0;
+            UNROLL for (int i = 0; i < LANE_ROWS / 2; i++) {
+                if (i >= count) continue;
+                float other = shuffle_xor(upper ? highest[i] : highest[i + count], mask);
+                highest[i] = maximum(upper ? highest[i + count] : highest[i], other);
+            }
         }
+        float SHARED* own = exchange + warp_of_group() * ROWS + lane_row(lane, kept);
+        own[0] = highest[0];
+        own[1] = highest[1];
         side_barrier(side);
-        UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-            int row = lane_row(lane, i);
+        int row = thread_index() % SIDE_THREADS;
+        if (row < ROWS) {
             float highest = exchange[row];
             UNROLL for (int other = 1; other < SIDE_WARPS; other++) highest = maximum(highest, exchange[other * ROWS + row]);
             float by = highest > (first ? NO_MAXIMUM : LAZY_MAX) ? highest : 0.0f;
-            float factor = first ? 1.0f : exp2(-by);
-            x[i / 2 * 4 + i % 2] -= by;
-            x[i / 2 * 4 + i % 2 + 2] -= by;
-            sum[i] *= factor;
-            if (warp == 0 && lane < 4) {
-                states[row].maximum += by;
-                ((float SHARED*)(shared + FACTOR_AT))[n % WEIGHTS_PLACES * ROWS + row] = factor;
-            }
+            exchange[row] = by;
+            states[row].maximum += by;
+            ((float SHARED*)(shared + FACTOR_AT))[n % WEIGHTS_PLACES * ROWS + row] = first ? 1.0f : exp2(-by);
         }
+        side_barrier(side);
+        UNROLL for (int j = 0; j < SUMS / 4; j++) {
+            Word2 by = *(const Word2 SHARED*)(exchange + j * 8 + lane % 4 * 2);
+            UNROLL for (int e = 0; e < 4; e++) x[4 * j + e] -= bits_float(e % 2 == 0 ? by.x : by.y);
+        }
+        if (!first) rescale_weights(n);
     }
 
     /// Stores the weights of this warp's sixteen tokens, and adds them up.
@@ -276,18 +279,30 @@ DEVICE void weigh_rows(const DecodeParams& p, int side, int turn, unsigned char 
 }
 
 /// Writes a side's half of a piece's result.
-DEVICE void write_half(const Sums& o, int side, int turn, unsigned char SHARED* shared) {
+DEVICE void write_half(Sums& o, int side, int turn, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
+    const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + side * ROWS + lane % 4 * 2;
+    float scale[LANE_ROWS];
+    bool empty = false;
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+        scale[i] = scales[i / 2 * 8 + i % 2];
+        empty |= scale[i] == 0.0f;
+    }
+    if (empty) {  // a row that saw nothing is zero even beside values that are not finite
+        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+            UNROLL for (int i = 0; i < SUMS; i++) {
+                if (scale[i / 4 * 2 + i % 2] == 0.0f) o[part][i] = 0.0f;
+            }
+        }
+    }
     int column = side * HALF + warp_of_group() * 16 + lane / 4 * 2;
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        int row = lane_row(lane, i);
-        float scale = ((const float SHARED*)(shared + SCALE_AT))[side * ROWS + row];
-        uint64 to = addresses(turn, TO_RESULT, shared)[row];
+        uint64 to = addresses(turn, TO_RESULT, shared)[lane_row(lane, i)];
         if (to == 0) continue;
+        uint32 GLOBAL* row = global_pointer<uint32>(to + column * 2);
         UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-            float low = o[part][i / 2 * 4 + i % 2] * scale, high = o[part][i / 2 * 4 + i % 2 + 2] * scale;
-            // A row that saw nothing is zero even beside values that are not finite.
-            global_pointer<uint32>(to)[(column + part * UNIT_COLUMNS) / 2] = scale == 0.0f ? 0 : pack(low, high);
+            const float* x = o[part] + i / 2 * 4 + i % 2;
+            row[part * UNIT_COLUMNS / 2] = pack(x[0] * scale[i], x[2] * scale[i]);
         }
     }
 }
@@ -311,28 +326,28 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         Sums o = {};
         float x[SUMS];
         Side self = {side, shared, {}};
-        bool multiplied = false;  // keys of the next own tile
-        NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
+        // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
+        int seen_from = piece.token < piece.begin, seen_to = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
+        int i = (base ^ side) & 1;
+        NO_UNROLL for (; i <= tiles; i += 2) {
             int n = base + i;
-            if (i < tiles && !multiplied) Stream{o, x, side, n - 2, shared, units}.run<Stream::KEYS, Stream::END>();
-            bool raised_before = i > 0 && self.take_over(n - 1);
-            bool raised = false;
-            if (i < tiles) {
+            bool own = i < tiles;
+            if (own) multiply_keys(x, n, shared, units);
+            bool raised[2] = {i > 0 && self.take_over(n - 1), false};
+            if (own) {
                 self.subtract_maxima(p, x, states);
-                self.mask(x, piece, limits(turn, shared), i);
+                if (i < seen_from || i >= seen_to) self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
                 if (!GATHERS && i + 1 == tiles) clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
-                raised = self.weigh(x, states, n, i == 0);
+                raised[1] = self.weigh(x, states, n, i == 0);
             }
-            if (raised_before) self.rescale(o, n - 1);
-            multiplied = i > 0 && i + 2 < tiles && !raised;
-            if (multiplied) {
-                Stream{o, x, side, n, shared, units}.run<0, Stream::END>();
-            } else {
-                NO_UNROLL for (int m = larger(n - 1, base); m <= n && m < base + tiles; m++) {
-                    if (raised && m == n) self.rescale(o, n);
-                    Stream{o, x, side, m, shared, units}.run<Stream::VALUES, Stream::KEYS>();
+            NO_UNROLL for (int m = i > 0 ? n - 1 : n; m < n + own; m++) {
+                if (m == n ? raised[1] : raised[0]) {
+                    settle_values(o);
+                    self.rescale(o, m);
                 }
+                multiply_values(o, m, side, units);
             }
+            settle_values(o);
         }
         tell_sums(self.sum, side, shared);
         pair_barrier();
@@ -358,6 +373,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     units.init(SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
     if (thread_index() == 0) {
+        int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+        item_of(shared) = quotient(block_index(), row_blocks);
+        first_row_of(shared) = (block_index() - item_of(shared) * row_blocks) * BLOCK_ROWS;
         if constexpr (!GATHERS) prefetch_map(latent);
         if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
     }
@@ -375,9 +393,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if constexpr (GATHERS) {
-            gather_units(p, item_of(p), units);
+            gather_units(p, item_of(shared), units);
         } else if (loader < LOADERS) {
-            load_units(p, item_of(p), loader, LOADERS, latent, rope, units, QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+            load_units(p, item_of(shared), loader, LOADERS, latent, rope, units, QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         }
     }
 }

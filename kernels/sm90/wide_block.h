@@ -33,7 +33,8 @@ constexpr int ADDRESSES_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int RAISED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's tile raised maxima
 constexpr int ALONE_AT = RAISED_AT + WEIGHTS_PLACES * 4;    // whether a piece is its sequence's only one
 constexpr int PIECE_AT = divide_up(ALONE_AT + 2 * 4, 16) * 16;
-constexpr int BARRIERS_AT = PIECE_AT + 2 * PIECE_BYTES;
+constexpr int ITEM_AT = PIECE_AT + 2 * PIECE_BYTES;
+constexpr int BARRIERS_AT = ITEM_AT + 2 * 4;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= MOST_SHARED_BYTES && BARRIERS_AT % 8 == 0, "a unit's shared memory");
 
@@ -87,9 +88,8 @@ DEVICE Piece SHARED& piece_of(int turn, unsigned char SHARED* shared) { return (
 static_assert(sizeof(Piece) == PIECE_BYTES, "two of them in shared memory");
 
 /// The block's item of the schedule, and its first query row in the group.
-DEVICE int row_blocks(const DecodeParams& p) { return divide_up(group_rows(p), BLOCK_ROWS); }
-DEVICE int item_of(const DecodeParams& p) { return unhoisted(block_index()) / row_blocks(p); }
-DEVICE int first_row_of(const DecodeParams& p) { return unhoisted(block_index()) % row_blocks(p) * BLOCK_ROWS; }
+DEVICE int SHARED& item_of(unsigned char SHARED* shared) { return ((int SHARED*)(shared + ITEM_AT))[0]; }
+DEVICE int SHARED& first_row_of(unsigned char SHARED* shared) { return ((int SHARED*)(shared + ITEM_AT))[1]; }
 
 /// Writes what all threads need to know of the piece that is this turn's, and which one is next, by one side. To be followed by a
 /// barrier of both.
@@ -97,7 +97,7 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
     int local = thread_index() % SIDE_THREADS;
     if (local >= ROWS) return;
     Piece here = piece_of(turn, shared);
-    int row = first_row_of(p) + local;
+    int row = first_row_of(shared) + local;
     Row of = row_of(p, here.seq, row);
     int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
     Slots slots = slots_of(p, here.seq);
@@ -113,7 +113,7 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
     addresses(turn, TO_LSE, shared)[local] = of.valid ? lse : 0;
     if (local > 0) return;
     alone(turn, shared) = slots.count == 0;
-    Part whole = find_part(p, item_of(p));
+    Part whole = find_part(p, item_of(shared));
     Part rest = {here.seq + 1, 0, whole.end_seq, whole.end_token, 0};
     Cursor next(p, rest);
     piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
@@ -143,52 +143,54 @@ struct QueryWords {
 /// Asks for the query rows of a virtual sequence, by both sides; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char SHARED* shared) {
     QueryWords words;
-    Row row = row_of(p, virtual_seq, first_row_of(p) + words.row);
+    Row row = row_of(p, virtual_seq, first_row_of(shared) + words.row);
     const uint16 GLOBAL* from = global_pointer<const uint16>(p.q);
     if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
+    NO_UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
         int word = words.loaded(i);
         if (words.there(i)) copy16_async(shared + words.place(word), from + word * 8, row.valid);
     }
     copy_commit();
 }
 
-/// Waits for them, by both sides, and makes f16 of them in the order in which keys are read.
+/// Makes f16 of them, by both sides, in the order in which keys are read. Code that is executed once is kept short: it is not near.
 DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
-    copy_wait<0>();
     QueryWords words;
-    uint32 raw[QueryWords::COUNT][4];
     uint32 largest = 0;
-    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
-        Word4 word = {0, 0, 0, 0};
-        if (words.there(i)) word = *(const Word4 SHARED*)(shared + words.place(words.loaded(i)));
-        uint32 pairs[4] = {word.x, word.y, word.z, word.w};
-        UNROLL for (int j = 0; j < 4; j++) {
-            raw[i][j] = pairs[j];
-            largest = larger_pair(largest, pairs[j] & 0x7fff7fffu);
+    NO_UNROLL for (int unit = 0; unit < QueryWords::COUNT; unit += 4) {
+        UNROLL for (int i = 0; i < 4; i++) {
+            if (!words.there(unit)) continue;
+            Word4 word = *(const Word4 SHARED*)(shared + words.place(words.loaded(unit + i)));
+            largest = larger_pair(larger_pair(largest, word.x & 0x7fff7fffu), larger_pair(word.y & 0x7fff7fffu, word.z & 0x7fff7fffu));
+            largest = larger_pair(largest, word.w & 0x7fff7fffu);
         }
     }
     UNROLL for (int mask = 8; mask < 32; mask *= 2) largest = larger_pair(largest, shuffle_xor(largest, mask));
     float low, high;
     unpack(largest, low, high);
     float scale = fitting_scale(float_bits(maximum(low, high)));
-    if (words.quarter == 0) row_states(turn, shared)[words.row] = {1.0f / scale, 0.0f};
-    warp_barrier();  // a row's words are all of this warp
-    UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
-        if (!words.there(i)) continue;
-        uint32 pairs[4];
-        UNROLL for (int share = 0; share < 4; share++) {
-            unpack(raw[i / 4 * 4 + share][i % 4], low, high);
-            pairs[share] = pack_f16(low * scale, high * scale);
+    float factor = p.softcap == 0.0f ? p.sm_scale * p.kv_scale * LOG2_E : 1.0f;  // else products become logits later
+    if (words.quarter == 0) row_states(turn, shared)[words.row] = {factor / scale, 0.0f};
+    NO_UNROLL for (int unit = 0; unit < QueryWords::COUNT; unit += 4) {
+        Word4 raw[4];
+        UNROLL for (int i = 0; i < 4; i++) raw[i] = *(const Word4 SHARED*)(shared + words.place(words.loaded(unit + i) & ~(words.there(unit) ? 0 : 4)));
+        warp_barrier();  // a row's words are all of this warp
+        UNROLL for (int i = 0; i < 4; i++) {
+            uint32 pairs[4];
+            UNROLL for (int share = 0; share < 4; share++) {
+                uint32 word[4] = {raw[share].x, raw[share].y, raw[share].z, raw[share].w};
+                unpack(word[i], low, high);
+                pairs[share] = pack_f16(low * scale, high * scale);
+            }
+            if (words.there(unit)) *(Word4 SHARED*)(shared + words.place(words.wanted(unit + i))) = {pairs[0], pairs[1], pairs[2], pairs[3]};
         }
-        *(Word4 SHARED*)(shared + words.place(words.wanted(i))) = {pairs[0], pairs[1], pairs[2], pairs[3]};
     }
     publish_to_async();
 }
 
 /// Asks for the queries of the part's first piece, and says which that is. To be followed by a barrier of both.
 DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared, int side) {
-    Part part = find_part(p, item_of(p));
+    Part part = find_part(p, item_of(shared));
     // Queries are asked for before the loaders fill the memory's queues.
     auto ask = [&] { if (part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, shared); };
     if (!p.settled) ask();
