@@ -16,86 +16,82 @@
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
 
-/// Products whose first operand is widened on its way into registers: what is read for four of them, of depth 64 together, is widened
-/// one product ahead. Each is commited by itself: a warp that begins products of registers waits until the one before has read its own,
-/// so more at once would only keep it from widening.
+/// Operands of products under way, in turn. A warp that begins products of registers waits until the one before has read its own, so
+/// each is commited by itself: more at once would only keep it from widening.
+using Operands = uint32[3][4];
+
+/// Where streams of products begin in that turn: the other side's values, the own ones, keys.
+enum Stream { OTHER_VALUES = 0, OWN_VALUES = 16, KEYS = 32 };
+
+/// Begins product `i` of a stream: widens its operand, multiplies, commits.
 template <typename Widen, typename Multiply>
-DEVICE void multiply_part(uint32 (&a)[4][4], const Bytes& bytes, Widen widen, Multiply multiply) {
-    UNROLL for (int step = 0; step < 4; step++) {
-        products_wait<3>();
-        widen(a[step], bytes[step]);
-        products_begin();
-        multiply(step, a[step]);
-        products_commit();
-    }
+DEVICE void begin_product(Operands& a, int i, Widen widen, Multiply multiply) {
+    products_wait<2>();
+    widen(a[i % 3]);
+    products_begin();
+    multiply(a[i % 3]);
+    products_commit();
 }
 
-/// Computes products of a tile's keys with the queries, unit by unit as they come in.
-DEVICE void multiply_keys(float (&x)[SUMS], int n, const unsigned char SHARED* shared, const Units& units) {
+/// Computes products of a tile's keys with the queries, unit by unit as they come in, and waits for all products.
+DEVICE void multiply_keys(float (&x)[SUMS], Sums& o, Operands& a, int n, const unsigned char SHARED* shared, const Units& units) {
     UnitPlace place = place_of(n);
-    int lane = lane_index();
-    const unsigned char SHARED* line = shared + place.index * UNIT_BYTES + (warp_of_group() * 16 + lane / 4) * 128;
-    int chunk = lane % 4 * 2 ^ lane / 4;
     uint32 queries = operand_address(units.base) + QUERY_AT;
-    uint32 full = units.full(place.index);
-    uint32 a[4][4];
     Bytes bytes[2];
-    auto load = [&](Bytes& to, const unsigned char SHARED* from) {
-        Word4 low = *(const Word4 SHARED*)from;
-        Word4 high = *(const Word4 SHARED*)(from + 8 * 128);
-        uint32 words[2][4] = {{low.x, low.y, low.z, low.w}, {high.x, high.y, high.z, high.w}};
+    bool there = false;
+    auto load = [&](int part) {
+        int unit = place.index + part / 2;
+        if (part % 2 == 0 && !there) barrier_wait(units.full(unit), place.parity);
+        load_keys(bytes[part % 2], shared + unit * UNIT_BYTES, part % 2, part == LATENT_UNITS);
+        if (part % 2 == 0 && part + 2 < QUERY_UNITS) there = barrier_passed(units.full(unit + 1), place.parity);
+    };
+    load(0);
+    UNROLL for (int part = 0; part < QUERY_UNITS; part++) {
+        if (part + 1 < QUERY_UNITS) load(part + 1);
         UNROLL for (int step = 0; step < 4; step++) {
-            to[step][0] = words[0][step];
-            to[step][1] = words[1][step];
+            begin_product(a, KEYS + part * 4 + step, [&](uint32 (&a)[4]) { widen_keys(a, bytes[part % 2][step]); },
+                          [&](const uint32* a) { product_64_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES, step * 32), part + step > 0); });
         }
-    };
-    UNROLL for (int i = 0; i < SUMS; i++) x[i] = 0.0f;
-    auto multiply = [&](const Bytes& from, int part) {
-        multiply_part(a, from, [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_keys(a, bytes); }, [&](int step, const uint32* a) {
-            product_64_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES, step * 32), 1);
-        });
-    };
-    barrier_wait(full, place.parity);
-    load(bytes[0], line + chunk * 16);
-    bool there = TILE_UNITS > 1 && barrier_passed(full + 8, place.parity);
-    NO_UNROLL for (int unit = 0; unit < CACHED_UNITS; unit++) {
-        load(bytes[1], line + (chunk ^ 1) * 16);
-        multiply(bytes[0], 2 * unit);
-        line += UNIT_BYTES;
-        full += 8;
-        if (unit + 1 < TILE_UNITS) {
-            if (!there) barrier_wait(full, place.parity);
-            if (unit + 1 == CACHED_UNITS) chunk = lane % 4 ^ lane / 4;  // rotary
-            load(bytes[0], line + chunk * 16);
-            there = unit + 2 < TILE_UNITS && barrier_passed(full + 8, place.parity);
-        }
-        multiply(bytes[1], 2 * unit + 1);
     }
     if constexpr (ROPE_DIM > 0) {
-        multiply(bytes[0], LATENT_UNITS);
         warp_barrier();
-        if (lane == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
+        if (lane_index() == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
     }
     products_wait<0>();
     settle(x);
+    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) settle(o[part]);
 }
 
-/// Starts to add a side's columns of a tile's values, weighed.
-DEVICE void multiply_values(Sums& o, int n, int side, const Units& units) {
-    int first = place_of(n).index + side * SIDE_UNITS;
-    uint32 weights = operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
-    uint32 a[4][4];
-    Bytes bytes[2];
-    load_values(bytes[0], units.unit(first), 0);
-    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-        if (part + 1 < 2 * SIDE_UNITS) load_values(bytes[(part + 1) % 2], units.unit(first + (part + 1) / 2), (part + 1) % 2);
-        multiply_part(a, bytes[part % 2], [](uint32 (&a)[4], const uint32 (&bytes)[2]) { widen_values(a, bytes); },
-                      [&](int step, const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), 1); });
-    }
-    warp_barrier();
-    if (lane_index() < SIDE_UNITS) barrier_arrive(units.empty(first + lane_index()));
+/// Where products find the weights of a tile.
+DEVICE uint32 weights_operand(const Units& units, int n) {
+    return from_lane(operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES, 0);
 }
-/// Waits for them.
+
+/// Starts to add a side's columns of the values in a ring's place, weighed. `beside` is called after each product. What is read for
+/// four products is read one part ahead or, with one buffer, when what was there has been widened.
+template <int buffers, typename Beside>
+DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, int side, const Units& units, Beside beside) {
+    int first = place.index + side * SIDE_UNITS;
+    Bytes bytes[buffers];
+    auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
+    load(0);
+    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+        bool more = part + 1 < 2 * SIDE_UNITS;
+        if (more && buffers > 1) load(part + 1);
+        UNROLL for (int step = 0; step < 4; step++) {
+            begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
+                          [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), 1); });
+            if (more && buffers == 1 && step == 3) load(part + 1);
+            beside(part * 4 + step);
+        }
+    }
+}
+/// Gives this side's units of a tile back, whose values have been read.
+DEVICE void release_values(UnitPlace place, int side, const Units& units) {
+    warp_barrier();
+    if (lane_index() < SIDE_UNITS) barrier_arrive(units.empty(place.index + side * SIDE_UNITS + lane_index()));
+}
+/// Waits for products with values.
 DEVICE void settle_values(Sums& o) {
     products_wait<0>();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) settle(o[part]);
@@ -112,19 +108,19 @@ struct Side {
         return ((Word2 SHARED*)(shared + FACTOR_AT))[(n % WEIGHTS_PLACES * ROWS + j * 8) / 2 + unhoisted(lane_index()) % 4];
     }
 
-    /// Turns products into logits, less the maxima so far.
-    DEVICE void subtract_maxima(const DecodeParams& p, float (&x)[SUMS], const RowState SHARED* states) const {
+    /// Turns eight products, from `first` on, into logits, less the maxima so far.
+    DEVICE void subtract_maxima(float (&x)[SUMS], int first, const RowState SHARED* states) const {
         const Float4 SHARED* pairs = (const Float4 SHARED*)states + unhoisted(lane_index()) % 4;
-        if (unlikely(p.softcap != 0.0f)) {
-            UNROLL for (int i = 0; i < SUMS; i++) x[i] *= i % 2 == 0 ? pairs[i / 4 * 4].x : pairs[i / 4 * 4].z;
-            scale_logits(p, x);
-            UNROLL for (int i = 0; i < SUMS; i++) x[i] -= i % 2 == 0 ? pairs[i / 4 * 4].y : pairs[i / 4 * 4].w;
-            return;
-        }
-        UNROLL for (int j = 0; j < SUMS / 4; j++) {
+        UNROLL for (int j = first / 4; j < first / 4 + 2; j++) {
             Float4 pair = pairs[j * 4];
             UNROLL for (int i = 4 * j; i < 4 * j + 4; i++) x[i] = i % 2 == 0 ? x[i] * pair.x - pair.y : x[i] * pair.z - pair.w;
         }
+    }
+    /// Likewise of capped logits, before: turns products into what the above takes for products.
+    DEVICE void cap(const DecodeParams& p, float (&x)[SUMS], const float SHARED* scales) const {
+        int lane = unhoisted(lane_index());
+        UNROLL for (int i = 0; i < SUMS; i++) x[i] *= scales[lane_row(lane, i / 4 * 2 + i % 2)];
+        scale_logits(p, x);
     }
 
     /// Hides what rows do not see of the tile that begins at a token.
@@ -182,21 +178,18 @@ struct Side {
         if (!first) rescale_weights(n);
     }
 
-    /// Stores the weights of this warp's sixteen tokens, and adds them up.
-    DEVICE void store_weights(const float (&x)[SUMS], int n) {
+    /// Makes weights of eight logits, from `first` on, of this warp's sixteen tokens, adds them up and stores them.
+    DEVICE void store_weights(const float (&x)[SUMS], int first, int n) {
         uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         int lane = unhoisted(lane_index());
         uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        UNROLL for (int i = 0; i < SUMS; i += 8) {
-            float weight[8];
-            UNROLL for (int e = 0; e < 8; e++) {
-                weight[e] = exp2(x[i + e]);
-                sum[(i + e) / 4 * 2 + e % 2] += weight[e];
-            }
-            store_matrix_trans(to + i / 4 * 1024, pack_f16(weight[0], weight[1]), pack_f16(weight[2], weight[3]),
-                               pack_f16(weight[4], weight[5]), pack_f16(weight[6], weight[7]));
+        float weight[8];
+        UNROLL for (int e = 0; e < 8; e++) {
+            weight[e] = exp2(x[first + e]);
+            sum[(first + e) / 4 * 2 + e % 2] += weight[e];
         }
-        publish_to_async();
+        store_matrix_trans(to + first / 4 * 1024, pack_f16(weight[0], weight[1]), pack_f16(weight[2], weight[3]),
+                           pack_f16(weight[4], weight[5]), pack_f16(weight[6], weight[7]));
     }
 
     /// Multiplies this side's sums of weights as a tile asks.
@@ -226,20 +219,6 @@ struct Side {
         if (!warp_any(raised(n))) return false;
         rescale_weights(n);
         return true;
-    }
-
-    /// Makes weights of a tile's logits, less the maxima so far, and hands them over; whether it raised maxima.
-    DEVICE bool weigh(float (&x)[SUMS], RowState SHARED* states, int n, bool first) {
-        float highest[4] = {x[0], x[1], x[2], x[3]};
-        UNROLL for (int i = 4; i < SUMS; i++) highest[i % 4] = maximum(highest[i % 4], x[i]);
-        bool exceeds = first || maximum(maximum(highest[0], highest[1]), maximum(highest[2], highest[3])) > LAZY_MAX;
-        bool raises = named_barrier_any(2 + side, SIDE_THREADS, exceeds);
-        if (raises) raise(x, states, n, first);
-        store_weights(x, n);
-        if (thread_index() % SIDE_THREADS == 0) raised(n) = raises && !first;
-        tell_weights(side);
-        side_barrier(side);
-        return raises && !first;
     }
 };
 
@@ -325,30 +304,65 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
         Sums o = {};
         float x[SUMS];
+        Operands a;
         Side self = {side, shared, {}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
-        int seen_from = piece.token < piece.begin, seen_to = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
-        int i = (base ^ side) & 1;
-        NO_UNROLL for (; i <= tiles; i += 2) {
+        int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
+        NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
             int n = base + i;
-            bool own = i < tiles;
-            if (own) multiply_keys(x, n, shared, units);
-            bool raised[2] = {i > 0 && self.take_over(n - 1), false};
+            bool own = i < tiles, first = i == 0;
+            if (own) multiply_keys(x, o, a, n, shared, units);
+            bool raised = false;
+            if (!first && self.take_over(n - 1)) {
+                settle_values(o);
+                self.rescale(o, n - 1);
+            }
             if (own) {
-                self.subtract_maxima(p, x, states);
-                if (i < seen_from || i >= seen_to) self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
-                if (!GATHERS && i + 1 == tiles) clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
-                raised[1] = self.weigh(x, states, n, i == 0);
-            }
-            NO_UNROLL for (int m = i > 0 ? n - 1 : n; m < n + own; m++) {
-                if (m == n ? raised[1] : raised[0]) {
+                if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
+                // A piece's first tile has none before it: it is multiplied with what was there, for nothing, beside its softmax.
+                UnitPlace before = place_of(first ? n : n - 1);
+                float highest = NEGATIVE_INFINITY;
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), side, units, [&](int i_product) {
+                    if (i_product < 4) {
+                        self.subtract_maxima(x, i_product * 8, states);
+                        UNROLL for (int j = i_product * 8; j < i_product * 8 + 8; j++) highest = maximum(highest, x[j]);
+                    } else if (i_product == 4) {
+                        if (first || i >= seen) {
+                            self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
+                            highest = x[0];
+                            UNROLL for (int j = 1; j < SUMS; j++) highest = maximum(highest, x[j]);
+                            if (!GATHERS && i + 1 == tiles) {
+                                clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
+                            }
+                        }
+                        raised = named_barrier_any(2 + side, SIDE_THREADS, first || highest > LAZY_MAX);
+                        if (raised) self.raise(x, states, n, first);
+                        raised = raised && !first;
+                    } else if (i_product < 13) {
+                        if (i_product % 2 == 0) self.store_weights(x, (i_product - 6) * 4, n);
+                    } else if (i_product == 13) {
+                        publish_to_async();
+                        if (thread_index() % SIDE_THREADS == 0) self.raised(n) = raised;
+                        tell_weights(side);
+                    }
+                });
+                if (!first) release_values(before, side, units);
+                side_barrier(side);  // all of this side's weights are there
+                if (raised || first) {
                     settle_values(o);
-                    self.rescale(o, m);
+                    if (raised) self.rescale(o, n);
+                    if (first) {
+                        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+                            UNROLL for (int j = 0; j < SUMS; j++) o[part][j] = 0.0f;
+                        }
+                    }
                 }
-                multiply_values(o, m, side, units);
             }
-            settle_values(o);
+            int last = own ? n : n - 1;
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), side, units, [](int) {});
+            release_values(place_of(last), side, units);
         }
+        settle_values(o);
         tell_sums(self.sum, side, shared);
         pair_barrier();
         bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);

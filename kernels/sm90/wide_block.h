@@ -34,7 +34,8 @@ constexpr int RAISED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's
 constexpr int ALONE_AT = RAISED_AT + WEIGHTS_PLACES * 4;    // whether a piece is its sequence's only one
 constexpr int PIECE_AT = divide_up(ALONE_AT + 2 * 4, 16) * 16;
 constexpr int ITEM_AT = PIECE_AT + 2 * PIECE_BYTES;
-constexpr int BARRIERS_AT = ITEM_AT + 2 * 4;
+constexpr int CAP_AT = ITEM_AT + 2 * 4;  // what undoes the scaling of queries, where logits are capped
+constexpr int BARRIERS_AT = CAP_AT + 2 * ROWS * 4;
 constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
 static_assert(SHARED_BYTES <= MOST_SHARED_BYTES && BARRIERS_AT % 8 == 0, "a unit's shared memory");
 
@@ -76,6 +77,7 @@ DEVICE uint64 SHARED* addresses(int turn, Address of, unsigned char SHARED* shar
     return (uint64 SHARED*)(shared + ADDRESSES_AT) + (turn * 2 + of) * ROWS;
 }
 DEVICE RowState SHARED* row_states(int turn, unsigned char SHARED* shared) { return (RowState SHARED*)(shared + ROWS_AT) + turn * ROWS; }
+DEVICE float SHARED* cap_scales(int turn, unsigned char SHARED* shared) { return (float SHARED*)(shared + CAP_AT) + turn * ROWS; }
 DEVICE int SHARED* limits(int turn, unsigned char SHARED* shared) { return (int SHARED*)(shared + LIMIT_AT) + turn * ROWS; }
 DEVICE int SHARED& alone(int turn, unsigned char SHARED* shared) { return ((int SHARED*)(shared + ALONE_AT))[turn]; }
 
@@ -169,8 +171,12 @@ DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARE
     float low, high;
     unpack(largest, low, high);
     float scale = fitting_scale(float_bits(maximum(low, high)));
-    float factor = p.softcap == 0.0f ? p.sm_scale * p.kv_scale * LOG2_E : 1.0f;  // else products become logits later
-    if (words.quarter == 0) row_states(turn, shared)[words.row] = {factor / scale, 0.0f};
+    if (words.quarter == 0) {
+        float undo = 1.0f / scale;
+        bool capped = p.softcap != 0.0f;  // then products become logits first
+        cap_scales(turn, shared)[words.row] = undo;
+        row_states(turn, shared)[words.row] = {capped ? 1.0f : undo * p.sm_scale * p.kv_scale * LOG2_E, 0.0f};
+    }
     NO_UNROLL for (int unit = 0; unit < QueryWords::COUNT; unit += 4) {
         Word4 raw[4];
         UNROLL for (int i = 0; i < 4; i++) raw[i] = *(const Word4 SHARED*)(shared + words.place(words.loaded(unit + i) & ~(words.there(unit) ? 0 : 4)));
