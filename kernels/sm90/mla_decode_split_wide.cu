@@ -67,10 +67,12 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
     return from_lane(operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES, 0);
 }
 
-/// Starts to add a side's columns of the values in a ring's place, weighed. `beside` is called after each product. What is read for
+/// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
+/// registers takes longer. `beside` is called after each product. What is read for
 /// four products is read one part ahead or, with one buffer, when what was there has been widened.
 template <int buffers, typename Beside>
-DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, int side, const Units& units, Beside beside) {
+DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
+                            Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
@@ -80,7 +82,7 @@ DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place
         if (more && buffers > 1) load(part + 1);
         UNROLL for (int step = 0; step < 4; step++) {
             begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
-                          [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), 1); });
+                          [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
             if (more && buffers == 1 && step == 3) load(part + 1);
             beside(part * 4 + step);
         }
@@ -100,13 +102,6 @@ DEVICE void settle_values(Sums& o) {
 struct Side {
     int side;
     unsigned char SHARED* shared;
-    float sum[LANE_ROWS];  // this lane's share, of the side's own tiles
-
-    DEVICE int SHARED& raised(int n) const { return ((int SHARED*)(shared + RAISED_AT))[n % WEIGHTS_PLACES]; }
-    /// What was summed before a tile is multiplied by this, for a lane's rows `2 j` and `2 j + 1`.
-    DEVICE Word2 SHARED& factors(int n, int j) const {
-        return ((Word2 SHARED*)(shared + FACTOR_AT))[(n % WEIGHTS_PLACES * ROWS + j * 8) / 2 + unhoisted(lane_index()) % 4];
-    }
 
     /// Turns eight products, from `first` on, into logits, less the maxima so far.
     DEVICE void subtract_maxima(float (&x)[SUMS], int first, const RowState SHARED* states) const {
@@ -168,57 +163,35 @@ struct Side {
             float by = highest > (first ? NO_MAXIMUM : LAZY_MAX) ? highest : 0.0f;
             exchange[row] = by;
             states[row].maximum += by;
-            ((float SHARED*)(shared + FACTOR_AT))[n % WEIGHTS_PLACES * ROWS + row] = first ? 1.0f : exp2(-by);
+            factors(n, shared)[row] = exp2(-by);
         }
         side_barrier(side);
         UNROLL for (int j = 0; j < SUMS / 4; j++) {
             Word2 by = *(const Word2 SHARED*)(exchange + j * 8 + lane % 4 * 2);
             UNROLL for (int e = 0; e < 4; e++) x[4 * j + e] -= bits_float(e % 2 == 0 ? by.x : by.y);
         }
-        if (!first) rescale_weights(n);
     }
 
-    /// Makes weights of eight logits, from `first` on, of this warp's sixteen tokens, adds them up and stores them.
-    DEVICE void store_weights(const float (&x)[SUMS], int first, int n) {
+    /// Stores weights of eight logits, from `first` on, of this warp's sixteen tokens.
+    DEVICE void store_weights(const float (&x)[SUMS], int first, int n) const {
         uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         int lane = unhoisted(lane_index());
         uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
         float weight[8];
-        UNROLL for (int e = 0; e < 8; e++) {
-            weight[e] = exp2(x[first + e]);
-            sum[(first + e) / 4 * 2 + e % 2] += weight[e];
-        }
+        UNROLL for (int e = 0; e < 8; e++) weight[e] = exp2(x[first + e]);
         store_matrix_trans(to + first / 4 * 1024, pack_f16(weight[0], weight[1]), pack_f16(weight[2], weight[3]),
                            pack_f16(weight[4], weight[5]), pack_f16(weight[6], weight[7]));
     }
 
-    /// Multiplies this side's sums of weights as a tile asks.
-    DEVICE void rescale_weights(int n) {
-        UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
-            Word2 factor = factors(n, j);
-            sum[2 * j] *= bits_float(factor.x);
-            sum[2 * j + 1] *= bits_float(factor.y);
-        }
-    }
-    /// Likewise what it has summed of the result.
+    /// Multiplies what has been summed of the result as a tile asks.
     DEVICE void rescale(Sums& o, int n) const {
+        int lane = unhoisted(lane_index());
         UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
-            Word2 factor = factors(n, j);
+            Word2 factor = *(const Word2 SHARED*)(factors(n, shared) + j * 8 + lane % 4 * 2);
             UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-                o[part][4 * j] *= bits_float(factor.x);
-                o[part][4 * j + 1] *= bits_float(factor.y);
-                o[part][4 * j + 2] *= bits_float(factor.x);
-                o[part][4 * j + 3] *= bits_float(factor.y);
+                UNROLL for (int e = 0; e < 4; e++) o[part][4 * j + e] *= bits_float(e % 2 == 0 ? factor.x : factor.y);
             }
         }
-    }
-
-    /// Waits for the other side's weights of a tile; whether it raised maxima. Also for this side: all of its warps are here.
-    DEVICE bool take_over(int n) {
-        wait_for_weights(side);
-        if (!warp_any(raised(n))) return false;
-        rescale_weights(n);
-        return true;
     }
 };
 
@@ -233,14 +206,33 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
     publish_to_async();
 }
 
-/// Tells the other side a side's sums of weights. To be followed by a barrier of both.
-DEVICE void tell_sums(const float (&sum)[LANE_ROWS], int side, unsigned char SHARED* shared) {
-    int lane = unhoisted(lane_index());
-    float SHARED* told = (float SHARED*)(shared + EXCHANGE_AT) + (side * SIDE_WARPS + warp_of_group()) * ROWS;
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        float share = sum[i];
-        UNROLL for (int mask = 4; mask < 32; mask *= 2) share += shuffle_xor(share, mask);
-        if (lane < 4) told[lane_row(lane, i)] = share;
+/// An adder: adds up each row's weights, of all tiles.
+DEVICE void add_weights(unsigned char SHARED* shared) {
+    meet();
+    if (warp_any(piece_of(0, shared).end == 0)) return;
+    int row = thread_index() % ROWS;
+    const unsigned char SHARED* weights = shared + WEIGHTS_AT + row * 128;
+    int n = 0;
+    NO_UNROLL for (int turn = 0;; turn ^= 1) {
+        meet();
+        int end = n + divide_up(piece_of(turn, shared).end - piece_of(turn, shared).token, TILE_TOKENS);
+        float total = 0.0f;
+        NO_UNROLL for (; warp_any(n < end); n++) {
+            wait_for_weights(n % SIDES);
+            if (raised(n, shared)) total *= factors(n, shared)[row];
+            UNROLL for (int word = 0; word < 8; word++) {
+                uint32 pairs[4];
+                load_words(pairs, shared_address(weights) + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
+                UNROLL for (int i = 0; i < 4; i++) {
+                    float low, high;
+                    unpack_f16(pairs[i], low, high);
+                    total += low + high;
+                }
+            }
+        }
+        ((float SHARED*)(shared + TOTAL_AT))[row] = total;
+        meet();
+        if (!warp_any(piece_of(turn ^ 1, shared).end > 0)) return;
     }
 }
 
@@ -248,8 +240,7 @@ DEVICE void tell_sums(const float (&sum)[LANE_ROWS], int side, unsigned char SHA
 DEVICE void weigh_rows(const DecodeParams& p, int side, int turn, unsigned char SHARED* shared) {
     int row = thread_index() % SIDE_THREADS;
     if (row >= ROWS) return;
-    float total = 0.0f;
-    UNROLL for (int i = 0; i < SIDES * SIDE_WARPS; i++) total += ((const float SHARED*)(shared + EXCHANGE_AT))[i * ROWS + row];
+    float total = ((const float SHARED*)(shared + TOTAL_AT))[row];
     ((float SHARED*)(shared + SCALE_AT))[side * ROWS + row] = result_scale(p, total, alone(turn, shared) ? -1 : 0);
     uint64 to = addresses(turn, TO_LSE, shared)[row];
     // Emptiness is a sum of zero: a NaN must show.
@@ -288,24 +279,24 @@ DEVICE void write_half(Sums& o, int side, int turn, unsigned char SHARED* shared
 
 /// A warpgroup of the two.
 DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units) {
-    begin_part(p, shared, side);
-    pair_barrier();
+    begin_part(p, shared);
+    meet();
     if (warp_any(piece_of(0, shared).end == 0)) return;
     int turn = 0;  // of two descriptions of a piece
     int base = 0;  // the piece's first tile among the block's
     NO_UNROLL while (true) {
         if (side == 1) describe(p, turn, shared);
         copy_wait<0>();
-        if (!GATHERS && base == 0) named_barrier_arrive(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+        if (base == 0) named_barrier_arrive(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         receive_queries(p, turn, shared);
-        pair_barrier();
+        meet();
         RowState SHARED* states = row_states(turn, shared);
         const Piece SHARED& piece = piece_of(turn, shared);
         int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
-        Sums o = {};
+        Sums o;
         float x[SUMS];
         Operands a;
-        Side self = {side, shared, {}};
+        Side self = {side, shared};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
@@ -313,16 +304,19 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
             bool own = i < tiles, first = i == 0;
             if (own) multiply_keys(x, o, a, n, shared, units);
             bool raised = false;
-            if (!first && self.take_over(n - 1)) {
-                settle_values(o);
-                self.rescale(o, n - 1);
+            if (!first) {
+                wait_for_weights(side ^ 1);  // of the tile before; all warps of this side are here, too
+                if (warp_any(::raised(n - 1, shared))) {
+                    settle_values(o);
+                    self.rescale(o, n - 1);
+                }
             }
             if (own) {
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
-                // A piece's first tile has none before it: it is multiplied with what was there, for nothing, beside its softmax.
+                // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 float highest = NEGATIVE_INFINITY;
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), side, units, [&](int i_product) {
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int i_product) {
                     if (i_product < 4) {
                         self.subtract_maxima(x, i_product * 8, states);
                         UNROLL for (int j = i_product * 8; j < i_product * 8 + 8; j++) highest = maximum(highest, x[j]);
@@ -331,7 +325,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                             self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
                             highest = x[0];
                             UNROLL for (int j = 1; j < SUMS; j++) highest = maximum(highest, x[j]);
-                            if (!GATHERS && i + 1 == tiles) {
+                            if (i + 1 == tiles) {
                                 clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
                             }
                         }
@@ -342,29 +336,23 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                         if (i_product % 2 == 0) self.store_weights(x, (i_product - 6) * 4, n);
                     } else if (i_product == 13) {
                         publish_to_async();
-                        if (thread_index() % SIDE_THREADS == 0) self.raised(n) = raised;
+                        if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
                         tell_weights(side);
                     }
                 });
                 if (!first) release_values(before, side, units);
                 side_barrier(side);  // all of this side's weights are there
-                if (raised || first) {
+                if (raised) {
                     settle_values(o);
-                    if (raised) self.rescale(o, n);
-                    if (first) {
-                        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-                            UNROLL for (int j = 0; j < SUMS; j++) o[part][j] = 0.0f;
-                        }
-                    }
+                    self.rescale(o, n);
                 }
             }
             int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), side, units, [](int) {});
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
-        tell_sums(self.sum, side, shared);
-        pair_barrier();
+        meet();
         bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);
         if (more) load_queries(p, piece_of(turn ^ 1, shared).seq, shared);
         weigh_rows(p, side, turn, shared);
@@ -385,13 +373,13 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    units.init(SIDE_WARPS, GATHERS ? Gather::ARRIVALS : 1);
+    units.init(SIDE_WARPS, 1);
     if (thread_index() == 0) {
         int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
         item_of(shared) = quotient(block_index(), row_blocks);
         first_row_of(shared) = (block_index() - item_of(shared) * row_blocks) * BLOCK_ROWS;
-        if constexpr (!GATHERS) prefetch_map(latent);
-        if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
+        prefetch_map(latent);
+        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
     if (!p.settled) take_turn();
     // Lengths are looked up once the schedule has told which: by then they are near.
@@ -406,9 +394,9 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     } else {
         shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
-        if constexpr (GATHERS) {
-            gather_units(p, item_of(shared), units);
-        } else if (loader < LOADERS) {
+        if (loader >= LOADERS) {
+            add_weights(shared);
+        } else {
             load_units(p, item_of(shared), loader, LOADERS, latent, rope, units, QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         }
     }

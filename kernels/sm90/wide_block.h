@@ -27,7 +27,8 @@ constexpr int WEIGHTS_AT = QUERY_AT + QUERY_UNITS * QUERY_UNIT_BYTES;
 constexpr int FACTOR_AT = WEIGHTS_AT + WEIGHTS_PLACES * WEIGHTS_BYTES;  // of each row, for what was summed before a place's tile
 constexpr int ROWS_AT = FACTOR_AT + WEIGHTS_PLACES * ROWS * 4;          // `RowState` of each row
 constexpr int EXCHANGE_AT = ROWS_AT + 2 * ROWS * 8;                     // a value per side, warp and row
-constexpr int SCALE_AT = EXCHANGE_AT + SIDES * SIDE_WARPS * ROWS * 4;   // of the result's rows, for each side
+constexpr int TOTAL_AT = EXCHANGE_AT + SIDES * SIDE_WARPS * ROWS * 4;   // of each row's weights
+constexpr int SCALE_AT = TOTAL_AT + ROWS * 4;                           // of the result's rows, for each side
 constexpr int LIMIT_AT = SCALE_AT + SIDES * ROWS * 4;
 constexpr int ADDRESSES_AT = LIMIT_AT + 2 * ROWS * 4;
 constexpr int RAISED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's tile raised maxima
@@ -47,15 +48,26 @@ struct alignas(8) RowState {
 /// Query row of a lane's `i`-th column.
 DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
-/// Waits for both sides.
-DEVICE void pair_barrier() { named_barrier(1, SIDES * SIDE_THREADS); }
+constexpr int ADDERS = 2;  // warps that add up weights, a lane for each row
+constexpr int MEETING = (SIDES * SIDE_WARPS + ADDERS) * 32;
+static_assert(ADDERS * 32 == ROWS && LOADERS + ADDERS == SIDE_WARPS, "the third warpgroup");
+/// Waits for both sides and the adders.
+DEVICE void meet() { named_barrier(1, MEETING); }
 /// Waits for one of them.
 DEVICE void side_barrier(int side) { named_barrier(2 + side, SIDE_THREADS); }
-/// One side tells the other that the weights of its tile are there, and the other waits for it.
-DEVICE void tell_weights(int side) { named_barrier_arrive(4 + side, SIDES * SIDE_THREADS); }
-DEVICE void wait_for_weights(int side) { named_barrier(5 - side, SIDES * SIDE_THREADS); }
+/// A side tells the other and the adders that the weights of its tile are there, and they wait for it.
+DEVICE void tell_weights(int side) { named_barrier_arrive(4 + side, MEETING); }
+DEVICE void wait_for_weights(int side) { named_barrier(4 + side, MEETING); }
 /// The sides tell the loaders that the first queries have come.
 constexpr int QUERIES_BARRIER = 6, QUERIES_BARRIER_THREADS = SIDES * SIDE_THREADS + LOADERS * 32;
+
+/// Sixteen bytes of shared memory.
+DEVICE void load_words(uint32 (&word)[4], uint32 from) {
+    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(from) : "memory");
+}
+DEVICE void store_words(uint32 to, const uint32 (&word)[4]) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
+}
 
 /// Whether the phase of this parity has ended.
 DEVICE bool barrier_passed(uint32 at, int parity) {
@@ -77,6 +89,11 @@ DEVICE uint64 SHARED* addresses(int turn, Address of, unsigned char SHARED* shar
     return (uint64 SHARED*)(shared + ADDRESSES_AT) + (turn * 2 + of) * ROWS;
 }
 DEVICE RowState SHARED* row_states(int turn, unsigned char SHARED* shared) { return (RowState SHARED*)(shared + ROWS_AT) + turn * ROWS; }
+/// Whether the tile `n` raised maxima, and what then was summed before is multiplied by, for each row.
+DEVICE int SHARED& raised(int n, unsigned char SHARED* shared) { return ((int SHARED*)(shared + RAISED_AT))[n % WEIGHTS_PLACES]; }
+DEVICE float SHARED* factors(int n, unsigned char SHARED* shared) {
+    return (float SHARED*)(shared + FACTOR_AT) + n % WEIGHTS_PLACES * ROWS;
+}
 DEVICE float SHARED* cap_scales(int turn, unsigned char SHARED* shared) { return (float SHARED*)(shared + CAP_AT) + turn * ROWS; }
 DEVICE int SHARED* limits(int turn, unsigned char SHARED* shared) { return (int SHARED*)(shared + LIMIT_AT) + turn * ROWS; }
 DEVICE int SHARED& alone(int turn, unsigned char SHARED* shared) { return ((int SHARED*)(shared + ALONE_AT))[turn]; }
@@ -94,11 +111,18 @@ DEVICE int SHARED& item_of(unsigned char SHARED* shared) { return ((int SHARED*)
 DEVICE int SHARED& first_row_of(unsigned char SHARED* shared) { return ((int SHARED*)(shared + ITEM_AT))[1]; }
 
 /// Writes what all threads need to know of the piece that is this turn's, and which one is next, by one side. To be followed by a
-/// barrier of both.
+/// meeting.
 DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
     int local = thread_index() % SIDE_THREADS;
-    if (local >= ROWS) return;
     Piece here = piece_of(turn, shared);
+    if (local >= ROWS) {
+        if (local > ROWS) return;
+        Part whole = find_part(p, item_of(shared));
+        Part rest = {here.seq + 1, 0, whole.end_seq, whole.end_token, 0};
+        Cursor next(p, rest);
+        piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
+        return;
+    }
     int row = first_row_of(shared) + local;
     Row of = row_of(p, here.seq, row);
     int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
@@ -113,102 +137,114 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
         lse = p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
     }
     addresses(turn, TO_LSE, shared)[local] = of.valid ? lse : 0;
-    if (local > 0) return;
-    alone(turn, shared) = slots.count == 0;
-    Part whole = find_part(p, item_of(shared));
-    Part rest = {here.seq + 1, 0, whole.end_seq, whole.end_token, 0};
-    Cursor next(p, rest);
-    piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
+    if (local == 0) alone(turn, shared) = slots.count == 0;
 }
 
-/// A thread's words of a query row, sixteen bytes each: the `share`s of those columns of the row whose pairs become neighbours in the
-/// order in which keys are read (fp8.h). Four threads share a row; eight lanes that access shared memory together have eight rows.
+/// The words of a query row, sixteen bytes each, that a thread loads and rearranges: of each unit of the cache (here called a block) those
+/// that have a quarter of each lane's share of columns (fp8.h), and of the result a quarter of its words. Four threads share a row; eight
+/// lanes that access shared memory together have eight rows. Code that is executed once is kept short: it is not near.
 struct QueryWords {
+    static constexpr int BLOCK_BYTES = 2 * QUERY_UNIT_BYTES;  // of a block of 128 columns
     int row, quarter;
+    uint32 line;
 
-    DEVICE QueryWords() {
+    DEVICE QueryWords(const unsigned char SHARED* shared) {
         int thread = unhoisted(thread_index());
         row = thread / 32 * 8 + thread % 8;
         quarter = thread / 8 % 4;
+        line = shared_address(shared) + QUERY_AT + row * 128;
     }
-
-    static constexpr int LATENT = 4 * CACHED_UNITS, COUNT = LATENT + (ROPE_DIM > 0 ? 4 : 0);
-    /// The rotary part is half as wide.
-    DEVICE bool there(int i) const { return i < LATENT || quarter < 2; }
-    /// Where the word `i` stands in the row as it is loaded, in words.
-    DEVICE int loaded(int i) const { return i < LATENT ? i * 4 + quarter : LATENT * 4 + i % 4 * 2 + quarter; }
-    /// Likewise as products want it.
-    DEVICE int wanted(int i) const { return i / 4 * 16 + quarter * 4 + i % 4; }
-    DEVICE int place(int word) const { return QUERY_AT + word / 8 * QUERY_UNIT_BYTES + row * 128 + (word % 8 ^ row % 8) * 16; }
+    /// The address of a word of the row within its block.
+    DEVICE uint32 place(int word) const { return line + word / 8 * QUERY_UNIT_BYTES + (word % 8 ^ row % 8) * 16; }
+    /// The thread's words as loaded, one of each lane's share, and as products want them, in a latent block or the rotary one.
+    DEVICE int loaded(int share, bool rotary) const { return rotary ? share * 2 + quarter % 2 : share * 4 + quarter; }
+    DEVICE int wanted(int i) const { return quarter * 4 + i; }
 };
 
 /// Asks for the query rows of a virtual sequence, by both sides; those that do not exist become zeros.
 DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char SHARED* shared) {
-    QueryWords words;
+    QueryWords words(shared);
     Row row = row_of(p, virtual_seq, first_row_of(shared) + words.row);
-    const uint16 GLOBAL* from = global_pointer<const uint16>(p.q);
-    if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-    NO_UNROLL for (int i = 0; i < QueryWords::COUNT; i++) {
-        int word = words.loaded(i);
-        if (words.there(i)) copy16_async(shared + words.place(word), from + word * 8, row.valid);
+    uint64 from = p.q;
+    if (row.valid) from += (row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head) * 2;
+    from += words.quarter * 16;
+    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++, from += 256) {
+        UNROLL for (int share = 0; share < 4; share++) {
+            copy16_async_at(words.place(words.loaded(share, false)) + block * QueryWords::BLOCK_BYTES, from + share * 64, row.valid);
+        }
+    }
+    if (ROPE_DIM > 0 && words.quarter < 2) {
+        UNROLL for (int share = 0; share < 4; share++) {
+            copy16_async_at(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES, from + share * 32, row.valid);
+        }
     }
     copy_commit();
 }
 
-/// Makes f16 of them, by both sides, in the order in which keys are read. Code that is executed once is kept short: it is not near.
+/// Makes f16 of them, by both sides, in the order in which keys are read.
 DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
-    QueryWords words;
+    QueryWords words(shared);
     uint32 largest = 0;
-    NO_UNROLL for (int unit = 0; unit < QueryWords::COUNT; unit += 4) {
-        UNROLL for (int i = 0; i < 4; i++) {
-            if (!words.there(unit)) continue;
-            Word4 word = *(const Word4 SHARED*)(shared + words.place(words.loaded(unit + i)));
-            largest = larger_pair(larger_pair(largest, word.x & 0x7fff7fffu), larger_pair(word.y & 0x7fff7fffu, word.z & 0x7fff7fffu));
-            largest = larger_pair(largest, word.w & 0x7fff7fffu);
+    auto measure = [&](int block, bool rotary) {
+        UNROLL for (int share = 0; share < 4; share++) {
+            uint32 raw[4];
+            load_words(raw, words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES);
+            UNROLL for (int j = 0; j < 4; j++) largest = larger_pair(largest, raw[j] & 0x7fff7fffu);
         }
-    }
+    };
+    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++) measure(block, false);
+    if (ROPE_DIM > 0 && words.quarter < 2) measure(CACHED_UNITS, true);
     UNROLL for (int mask = 8; mask < 32; mask *= 2) largest = larger_pair(largest, shuffle_xor(largest, mask));
     float low, high;
     unpack(largest, low, high);
     float scale = fitting_scale(float_bits(maximum(low, high)));
     if (words.quarter == 0) {
-        float undo = 1.0f / scale;
+        float undo = bits_float((254u << 23) - float_bits(scale));  // a power of two
         bool capped = p.softcap != 0.0f;  // then products become logits first
         cap_scales(turn, shared)[words.row] = undo;
         row_states(turn, shared)[words.row] = {capped ? 1.0f : undo * p.sm_scale * p.kv_scale * LOG2_E, 0.0f};
     }
-    NO_UNROLL for (int unit = 0; unit < QueryWords::COUNT; unit += 4) {
-        Word4 raw[4];
-        UNROLL for (int i = 0; i < 4; i++) raw[i] = *(const Word4 SHARED*)(shared + words.place(words.loaded(unit + i) & ~(words.there(unit) ? 0 : 4)));
+    auto rearrange = [&](int block, bool rotary) {
+        uint32 raw[4][4];
+        UNROLL for (int share = 0; share < 4; share++) {
+            load_words(raw[share], words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES);
+        }
         warp_barrier();  // a row's words are all of this warp
         UNROLL for (int i = 0; i < 4; i++) {
             uint32 pairs[4];
             UNROLL for (int share = 0; share < 4; share++) {
-                uint32 word[4] = {raw[share].x, raw[share].y, raw[share].z, raw[share].w};
-                unpack(word[i], low, high);
+                unpack(raw[share][i], low, high);
                 pairs[share] = pack_f16(low * scale, high * scale);
             }
-            if (words.there(unit)) *(Word4 SHARED*)(shared + words.place(words.wanted(unit + i))) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+            if (!rotary || words.quarter < 2) store_words(words.place(words.wanted(i)) + block * QueryWords::BLOCK_BYTES, pairs);
         }
-    }
+    };
+    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++) rearrange(block, false);
+    if constexpr (ROPE_DIM > 0) rearrange(CACHED_UNITS, true);
     publish_to_async();
 }
 
-/// Asks for the queries of the part's first piece, and says which that is. To be followed by a barrier of both.
-DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared, int side) {
+/// Asks for the queries of the part's first piece, and says which that is. To be followed by a meeting.
+DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared) {
     Part part = find_part(p, item_of(shared));
-    // Queries are asked for before the loaders fill the memory's queues.
-    auto ask = [&] { if (part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, shared); };
-    if (!p.settled) ask();
-    Cursor at(p, part);
-    if (p.settled) {
-        take_turn();
-        ask();
-    }
-    if (at.more && at.seq != part.seq) {  // the part's first sequence is empty
+    // Queries are asked for before the loaders fill the memory's queues, and before it is known whether the part's first sequence is
+    // empty, which is seldom.
+    int seq = part.seq, asked = -1;
+    int first = -1, end = 0, split = 0, token = 0;
+    NO_UNROLL for (int look = p.settled; look < 2; look++) {
+        if (look) {
+            Cursor at(p, part);
+            if (p.settled) take_turn();
+            seq = first = at.seq;
+            token = at.token;
+            split = at.split;
+            end = at.more ? at.end : 0;
+            if (!at.more) break;
+        }
+        if (seq == asked || seq >= p.batch * num_groups(p)) continue;
         copy_wait<0>();
-        load_queries(p, at.seq, shared);
+        load_queries(p, seq, shared);
+        asked = seq;
     }
-    int begin = at.seq == part.seq ? part.token : 0;
-    if (thread_index() == 0) piece_of(0, shared) = {at.seq, at.token, at.more ? at.end : 0, begin, at.split};
+    if (thread_index() == 0) piece_of(0, shared) = {first, token, end, first == part.seq ? part.token : 0, split};
 }
