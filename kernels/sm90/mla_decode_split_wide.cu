@@ -222,7 +222,7 @@ DEVICE void add_weights(unsigned char SHARED* shared) {
             if (raised(n, shared)) total *= factors(n, shared)[row];
             UNROLL for (int word = 0; word < 8; word++) {
                 uint32 pairs[4];
-                load_words(pairs, shared_address(weights) + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
+                load_words(pairs, weights + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
                 UNROLL for (int i = 0; i < 4; i++) {
                     float low, high;
                     unpack_f16(pairs[i], low, high);

@@ -62,11 +62,12 @@ DEVICE void wait_for_weights(int side) { named_barrier(4 + side, MEETING); }
 constexpr int QUERIES_BARRIER = 6, QUERIES_BARRIER_THREADS = SIDES * SIDE_THREADS + LOADERS * 32;
 
 /// Sixteen bytes of shared memory.
-DEVICE void load_words(uint32 (&word)[4], uint32 from) {
-    asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];" : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(from) : "memory");
-}
-DEVICE void store_words(uint32 to, const uint32 (&word)[4]) {
-    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3]) : "memory");
+DEVICE void load_words(uint32 (&word)[4], const unsigned char SHARED* from) {
+    Word4 words = *(const Word4 SHARED*)from;
+    word[0] = words.x;
+    word[1] = words.y;
+    word[2] = words.z;
+    word[3] = words.w;
 }
 
 /// Whether the phase of this parity has ended.
@@ -146,16 +147,16 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
 struct QueryWords {
     static constexpr int BLOCK_BYTES = 2 * QUERY_UNIT_BYTES;  // of a block of 128 columns
     int row, quarter;
-    uint32 line;
+    unsigned char SHARED* line;
 
-    DEVICE QueryWords(const unsigned char SHARED* shared) {
+    DEVICE QueryWords(unsigned char SHARED* shared) {
         int thread = unhoisted(thread_index());
         row = thread / 32 * 8 + thread % 8;
         quarter = thread / 8 % 4;
-        line = shared_address(shared) + QUERY_AT + row * 128;
+        line = shared + QUERY_AT + row * 128;
     }
     /// The address of a word of the row within its block.
-    DEVICE uint32 place(int word) const { return line + word / 8 * QUERY_UNIT_BYTES + (word % 8 ^ row % 8) * 16; }
+    DEVICE unsigned char SHARED* place(int word) const { return line + word / 8 * QUERY_UNIT_BYTES + (word % 8 ^ row % 8) * 16; }
     /// The thread's words as loaded, one of each lane's share, and as products want them, in a latent block or the rotary one.
     DEVICE int loaded(int share, bool rotary) const { return rotary ? share * 2 + quarter % 2 : share * 4 + quarter; }
     DEVICE int wanted(int i) const { return quarter * 4 + i; }
@@ -170,12 +171,12 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char S
     from += words.quarter * 16;
     NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++, from += 256) {
         UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(words.place(words.loaded(share, false)) + block * QueryWords::BLOCK_BYTES, from + share * 64, row.valid);
+            copy16_async_at(shared_address(words.place(words.loaded(share, false)) + block * QueryWords::BLOCK_BYTES), from + share * 64, row.valid);
         }
     }
     if (ROPE_DIM > 0 && words.quarter < 2) {
         UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES, from + share * 32, row.valid);
+            copy16_async_at(shared_address(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES), from + share * 32, row.valid);
         }
     }
     copy_commit();
@@ -216,7 +217,9 @@ DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARE
                 unpack(raw[share][i], low, high);
                 pairs[share] = pack_f16(low * scale, high * scale);
             }
-            if (!rotary || words.quarter < 2) store_words(words.place(words.wanted(i)) + block * QueryWords::BLOCK_BYTES, pairs);
+            if (!rotary || words.quarter < 2) {
+                *(Word4 SHARED*)(words.place(words.wanted(i)) + block * QueryWords::BLOCK_BYTES) = {pairs[0], pairs[1], pairs[2], pairs[3]};
+            }
         }
     };
     NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++) rearrange(block, false);
