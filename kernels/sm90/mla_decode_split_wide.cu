@@ -35,27 +35,34 @@ DEVICE void begin_product(Operands& a, int i, Widen widen, Multiply multiply) {
 
 /// Computes products of a tile's keys with the queries, unit by unit as they come in, and waits for all products.
 DEVICE void multiply_keys(float (&x)[SUMS], Sums& o, Operands& a, int n, const unsigned char SHARED* shared, const Units& units) {
+    constexpr int ROTARY = ROPE_DIM > 0;
     UnitPlace place = place_of(n);
-    uint32 queries = operand_address(units.base) + QUERY_AT;
+    uint32 operands = operand_address(units.base) + QUERY_AT;
+    uint32 flip = from_lane(n % SIDES == 0 ? SIDE_UNITS : 0, 0);
+    // Parts are rotary columns first, then halves of units in the order in which these come.
+    auto unit_of_part = [&](int part) { return part < ROTARY ? CACHED_UNITS : (part - ROTARY) / 2 ^ flip; };
     Bytes bytes[2];
     bool there = false;
     auto load = [&](int part) {
-        int unit = place.index + part / 2;
-        if (part % 2 == 0 && !there) barrier_wait(units.full(unit), place.parity);
-        load_keys(bytes[part % 2], shared + unit * UNIT_BYTES, part % 2, part == LATENT_UNITS);
-        if (part % 2 == 0 && part + 2 < QUERY_UNITS) there = barrier_passed(units.full(unit + 1), place.parity);
+        int half = part < ROTARY ? 0 : (part - ROTARY) % 2;
+        int unit = place.index + unit_of_part(part);
+        if (half == 0 && !there) barrier_wait(units.full(unit), place.parity);
+        load_keys(bytes[part % 2], shared + unit * UNIT_BYTES, half, part < ROTARY);
+        int next = part + (part < ROTARY ? 1 : 2);
+        if (half == 0 && next < QUERY_UNITS) there = barrier_passed(units.full(place.index + unit_of_part(next)), place.parity);
     };
     load(0);
     UNROLL for (int part = 0; part < QUERY_UNITS; part++) {
         if (part + 1 < QUERY_UNITS) load(part + 1);
+        if (part == ROTARY && ROTARY) {
+            warp_barrier();
+            if (lane_index() == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
+        }
+        uint32 queries = operands + (part < ROTARY ? LATENT_UNITS : unit_of_part(part) * 2 + (part - ROTARY) % 2) * QUERY_UNIT_BYTES;
         UNROLL for (int step = 0; step < 4; step++) {
             begin_product(a, KEYS + part * 4 + step, [&](uint32 (&a)[4]) { widen_keys(a, bytes[part % 2][step]); },
-                          [&](const uint32* a) { product_64_held(x, a, rows_operand(queries + part * QUERY_UNIT_BYTES, step * 32), part + step > 0); });
+                          [&](const uint32* a) { product_64_held(x, a, rows_operand(queries, step * 32), part + step > 0); });
         }
-    }
-    if constexpr (ROPE_DIM > 0) {
-        warp_barrier();
-        if (lane_index() == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
     }
     products_wait<0>();
     settle(x);
@@ -68,15 +75,17 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. `beside` is called after each product. What is read for
+/// registers takes longer. `meanwhile` is called when the first are
+/// read, `beside` after each product. What is read for
 /// four products is read one part ahead or, with one buffer, when what was there has been widened.
-template <int buffers, typename Beside>
+template <int buffers, typename Meanwhile, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
-                            Beside beside) {
+                            Meanwhile meanwhile, Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
     load(0);
+    meanwhile();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
         bool more = part + 1 < 2 * SIDE_UNITS;
         if (more && buffers > 1) load(part + 1);
@@ -302,21 +311,22 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
             int n = base + i;
             bool own = i < tiles, first = i == 0;
+            bool raised = false, raised_before = false;
             if (own) multiply_keys(x, o, a, n, shared, units);
-            bool raised = false;
             if (!first) {
                 wait_for_weights(side ^ 1);  // of the tile before; all warps of this side are here, too
-                if (warp_any(::raised(n - 1, shared))) {
-                    settle_values(o);
-                    self.rescale(o, n - 1);
-                }
+                raised_before = ::raised(n - 1, shared);
+            }
+            if (warp_any(raised_before)) {
+                settle_values(o);
+                self.rescale(o, n - 1);
             }
             if (own) {
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 float highest = NEGATIVE_INFINITY;
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int i_product) {
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int i_product) {
                     if (i_product < 4) {
                         self.subtract_maxima(x, i_product * 8, states);
                         UNROLL for (int j = i_product * 8; j < i_product * 8 + 8; j++) highest = maximum(highest, x[j]);
@@ -337,18 +347,17 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     } else if (i_product == 13) {
                         publish_to_async();
                         if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
-                        tell_weights(side);
+                        tell_weights(side);  // this side waits for them when it has read what it multiplies them with
                     }
                 });
                 if (!first) release_values(before, side, units);
-                side_barrier(side);  // all of this side's weights are there
                 if (raised) {
                     settle_values(o);
                     self.rescale(o, n);
                 }
             }
             int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [&] { side_barrier(side); }, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
@@ -397,7 +406,10 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if (loader >= LOADERS) {
             add_weights(shared);
         } else {
-            load_units(p, item_of(shared), loader, LOADERS, latent, rope, units, QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+            load_units<true>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [](int n) {
+                // Queries would come late behind a whole ring.
+                if (n == 0) named_barrier(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+            });
         }
     }
 }

@@ -68,11 +68,13 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
     return load_now(global_pointer<const int>(p.block_table) + quotient(part.seq, num_groups(p)) * p.table_stride + column);
 }
 
-/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. Of `loaders` warps, this one fills every so manieth place. After the first tile it waits for a named barrier, if one is
-/// given: for queries, which would come late behind a whole ring.
+/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time, and
+/// as far ahead. Of `loaders` warps, this one fills every so manieth place. The block's tile `n` comes in the order `unit_of(n, i)`,
+/// and `after_tile(n)` is called after it. Rows of 8 bits begin within the second-level cache's lines, so what one box has read its
+/// neighbours need, too: whether it is kept all the same as what is read `once` is to be measured.
+template <bool once, typename UnitOf, typename AfterTile>
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
-                       const Units& units, int barrier = 0, int barrier_threads = 0) {
+                       const Units& units, UnitOf unit_of, AfterTile after_tile) {
     Part part = find_part(p, item);
     int early = early_page(p, part);
     if (loader == 0) fetch_later_pages(p, part);
@@ -87,7 +89,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     int token = 0;  // of this lane's next box
     int page = -1, entry = 0, page_ahead = -1;
     UnitPlace place = {0, 1};
-    NO_UNROLL while (at.more) {
+    NO_UNROLL for (int n = 0; at.more; n++) {
         // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
         auto look_up = [&] {
             const int GLOBAL* table = global_pointer<const int>(p.block_table) + quotient(at.seq, num_groups(p)) * p.table_stride;
@@ -107,22 +109,21 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             page_ahead = look_up();
         }
         int box = lane - first;
-        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) {
-            if (place.index % loaders != loader) continue;
-            uint32 full = units.full(place.index);
-            barrier_wait(units.empty(place.index), place.parity);
+        NO_UNROLL for (int i = 0; i < TILE_UNITS; i++) {
+            int unit = unit_of(n, i);
+            UnitPlace at_unit = place.after(unit);
+            if (at_unit.index % loaders != loader) continue;
+            uint32 full = units.full(at_unit.index);
+            barrier_wait(units.empty(at_unit.index), at_unit.parity);
             if (box == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
             if (box < 0 || box >= boxes) continue;
             bool rotary = unit == CACHED_UNITS;
-            // Rows of 8 bits begin within the second-level cache's lines: what one box has read its neighbours need, too.
-            copy_box<!FP8>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
-                     full);
+            copy_box<once>(units.unit(at_unit.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry,
+                           page, full);
         }
-        if (barrier > 0) {
-            named_barrier(barrier, barrier_threads);
-            barrier = 0;
-        }
+        place.advance(TILE_UNITS);
+        after_tile(n);
         first = (first + boxes) % 32;
         at.advance(p, part);
     }

@@ -84,6 +84,13 @@ DEVICE bool barrier_passed(uint32 at, int parity) {
 /// Where a tile of the block lies in the ring.
 DEVICE UnitPlace place_of(int n) { return {n % RING_TILES * TILE_UNITS, n / RING_TILES & 1}; }
 
+/// The order in which the units of a tile come: rotary columns, then the half of the columns of the side whose tile it is not. What was in
+/// its places is free in this order, too: that side has added the tile before last, whose own side it was, earlier than the other.
+DEVICE int unit_of(int n, int i) {
+    if (ROPE_DIM > 0 && i == 0) return CACHED_UNITS;
+    return (i - (ROPE_DIM > 0)) ^ (n % SIDES == 0 ? SIDE_UNITS : 0);
+}
+
 /// Where a piece's rows go, and their LSEs: to its slot, or to the output where it is its sequence's only one. 0 for none.
 enum Address { TO_RESULT, TO_LSE };
 DEVICE uint64 SHARED* addresses(int turn, Address of, unsigned char SHARED* shared) {
