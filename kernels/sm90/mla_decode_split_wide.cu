@@ -75,17 +75,15 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. `meanwhile` is called when the first are
-/// read, `beside` after each product. What is read for
+/// registers takes longer. `beside` is called after each product. What is read for
 /// four products is read one part ahead or, with one buffer, when what was there has been widened.
-template <int buffers, typename Meanwhile, typename Beside>
+template <int buffers, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
-                            Meanwhile meanwhile, Beside beside) {
+                            Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
     load(0);
-    meanwhile();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
         bool more = part + 1 < 2 * SIDE_UNITS;
         if (more && buffers > 1) load(part + 1);
@@ -106,6 +104,13 @@ DEVICE void release_values(UnitPlace place, int side, const Units& units) {
 DEVICE void settle_values(Sums& o) {
     products_wait<0>();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) settle(o[part]);
+}
+
+/// Whether a weight of such pairs says that its row's maximum is to be raised.
+DEVICE bool exceeds(uint32 largest) {
+    constexpr uint32 MOST = 0x5c00;  // 2^LAZY_MAX in f16, whose bits have the order of what is not negative
+    static_assert(LAZY_MAX == 8.0f, "as said");
+    return (largest & 0xffff) > MOST || largest >> 16 > MOST;
 }
 
 struct Side {
@@ -182,14 +187,16 @@ struct Side {
     }
 
     /// Stores weights of eight logits, from `first` on, of this warp's sixteen tokens.
-    DEVICE void store_weights(const float (&x)[SUMS], int first, int n) const {
+    DEVICE void store_weights(const float (&x)[SUMS], int first, int n, uint32& largest) const {
         uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         int lane = unhoisted(lane_index());
         uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
-        float weight[8];
-        UNROLL for (int e = 0; e < 8; e++) weight[e] = exp2(x[first + e]);
-        store_matrix_trans(to + first / 4 * 1024, pack_f16(weight[0], weight[1]), pack_f16(weight[2], weight[3]),
-                           pack_f16(weight[4], weight[5]), pack_f16(weight[6], weight[7]));
+        uint32 pairs[4];
+        UNROLL for (int j = 0; j < 4; j++) {
+            pairs[j] = pack_f16(exp2(x[first + 2 * j]), exp2(x[first + 2 * j + 1]));
+            largest = larger_pair(largest, pairs[j]);
+        }
+        store_matrix_trans(to + first / 4 * 1024, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
     /// Multiplies what has been summed of the result as a tile asks.
@@ -215,15 +222,17 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
     publish_to_async();
 }
 
-/// An adder: adds up each row's weights, of all tiles.
-DEVICE void add_weights(unsigned char SHARED* shared) {
+/// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece.
+DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared) {
     meet();
     if (warp_any(piece_of(0, shared).end == 0)) return;
     int row = thread_index() % ROWS;
     const unsigned char SHARED* weights = shared + WEIGHTS_AT + row * 128;
     int n = 0;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
+        describe_limits(p, turn, shared);
         meet();
+        describe(p, turn, shared);
         int end = n + divide_up(piece_of(turn, shared).end - piece_of(turn, shared).token, TILE_TOKENS);
         float total = 0.0f;
         NO_UNROLL for (; warp_any(n < end); n++) {
@@ -294,7 +303,6 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
     int turn = 0;  // of two descriptions of a piece
     int base = 0;  // the piece's first tile among the block's
     NO_UNROLL while (true) {
-        if (side == 1) describe(p, turn, shared);
         copy_wait<0>();
         if (base == 0) named_barrier_arrive(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
         receive_queries(p, turn, shared);
@@ -325,39 +333,36 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
-                float highest = NEGATIVE_INFINITY;
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int i_product) {
-                    if (i_product < 4) {
-                        self.subtract_maxima(x, i_product * 8, states);
-                        UNROLL for (int j = i_product * 8; j < i_product * 8 + 8; j++) highest = maximum(highest, x[j]);
-                    } else if (i_product == 4) {
-                        if (first || i >= seen) {
-                            self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
-                            highest = x[0];
-                            UNROLL for (int j = 1; j < SUMS; j++) highest = maximum(highest, x[j]);
-                            if (i + 1 == tiles) {
-                                clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
-                            }
+                uint32 largest = 0;  // of the weights, as pairs
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int i_product) {
+                    if (i_product < 4) self.subtract_maxima(x, i_product * 8, states);
+                    if (i_product == 4 && (first || i >= seen)) {
+                        self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
+                        if (i + 1 == tiles) {
+                            clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
                         }
-                        raised = named_barrier_any(2 + side, SIDE_THREADS, first || highest > LAZY_MAX);
-                        if (raised) self.raise(x, states, n, first);
-                        raised = raised && !first;
-                    } else if (i_product < 13) {
-                        if (i_product % 2 == 0) self.store_weights(x, (i_product - 6) * 4, n);
-                    } else if (i_product == 13) {
-                        publish_to_async();
-                        if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
-                        tell_weights(side);  // this side waits for them when it has read what it multiplies them with
                     }
+                    if (i_product > 4 && i_product < 13 && i_product % 2 == 0) self.store_weights(x, (i_product - 6) * 4, n, largest);
+                    if (i_product == 13) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
+                // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
+                if (named_barrier_any(2 + side, SIDE_THREADS, first || exceeds(largest))) {
+                    self.raise(x, states, n, first);
+                    UNROLL for (int j = 0; j < SUMS; j += 8) self.store_weights(x, j, n, largest);
+                    publish_to_async();
+                    side_barrier(side);
+                    raised = !first;
+                }
+                if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
+                tell_weights(side);
                 if (raised) {
                     settle_values(o);
                     self.rescale(o, n);
                 }
             }
             int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [&] { side_barrier(side); }, [](int) {});
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
@@ -404,7 +409,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if (loader >= LOADERS) {
-            add_weights(shared);
+            add_weights(p, shared);
         } else {
             load_units<true>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [](int n) {
                 // Queries would come late behind a whole ring.

@@ -118,25 +118,21 @@ static_assert(sizeof(Piece) == PIECE_BYTES, "two of them in shared memory");
 DEVICE int SHARED& item_of(unsigned char SHARED* shared) { return ((int SHARED*)(shared + ITEM_AT))[0]; }
 DEVICE int SHARED& first_row_of(unsigned char SHARED* shared) { return ((int SHARED*)(shared + ITEM_AT))[1]; }
 
-/// Writes what all threads need to know of the piece that is this turn's, and which one is next, by one side. To be followed by a
-/// meeting.
-DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
-    int local = thread_index() % SIDE_THREADS;
-    Piece here = piece_of(turn, shared);
-    if (local >= ROWS) {
-        if (local > ROWS) return;
-        Part whole = find_part(p, item_of(shared));
-        Part rest = {here.seq + 1, 0, whole.end_seq, whole.end_token, 0};
-        Cursor next(p, rest);
-        piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
-        return;
-    }
-    int row = first_row_of(shared) + local;
-    Row of = row_of(p, here.seq, row);
+/// Writes how many tokens each row sees of the piece that is this turn's, by the adders.
+DEVICE void describe_limits(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
+    int local = thread_index() % ROWS;
+    Row of = row_of(p, piece_of(turn, shared).seq, first_row_of(shared) + local);
     int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-    Slots slots = slots_of(p, here.seq);
-    int64 slot = slots.count == 0 ? -1 : slots.begin + here.split;
-    limits(turn, shared)[local] = of.valid ? smaller(visible, here.end) : 0;
+    limits(turn, shared)[local] = of.valid ? smaller(visible, piece_of(turn, shared).end) : 0;
+}
+
+/// Writes what else is to be known of it when it ends, and which one is next, likewise.
+DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
+    int local = thread_index() % ROWS;
+    int row = first_row_of(shared) + local;
+    Row of = row_of(p, piece_of(turn, shared).seq, row);
+    Slots slots = slots_of(p, piece_of(turn, shared).seq);
+    int64 slot = slots.count == 0 ? -1 : slots.begin + piece_of(turn, shared).split;
     addresses(turn, TO_RESULT, shared)[local] = of.valid ? (uint64)result_row(p, of, slot, row) : 0;
     uint64 lse = 0;
     if (slot >= 0) {
@@ -145,7 +141,12 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
         lse = p.lse + (of.seq * p.lse_stride_batch + of.token * p.lse_stride_token + of.head) * 4;
     }
     addresses(turn, TO_LSE, shared)[local] = of.valid ? lse : 0;
-    if (local == 0) alone(turn, shared) = slots.count == 0;
+    if (local > 0) return;
+    alone(turn, shared) = slots.count == 0;
+    Part whole = find_part(p, item_of(shared));
+    Part rest = {piece_of(turn, shared).seq + 1, 0, whole.end_seq, whole.end_token, 0};
+    Cursor next(p, rest);
+    piece_of(turn ^ 1, shared) = {next.seq, 0, next.more ? next.end : 0, 0, 0};
 }
 
 /// The words of a query row, sixteen bytes each, that a thread loads and rearranges: of each unit of the cache (here called a block) those
