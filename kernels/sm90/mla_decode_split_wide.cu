@@ -226,8 +226,6 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
 DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared) {
     meet();
     if (warp_any(piece_of(0, shared).end == 0)) return;
-    int row = thread_index() % ROWS;
-    const unsigned char SHARED* weights = shared + WEIGHTS_AT + row * 128;
     int n = 0;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
         describe_limits(p, turn, shared);
@@ -235,12 +233,13 @@ DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared) {
         describe(p, turn, shared);
         int end = n + divide_up(piece_of(turn, shared).end - piece_of(turn, shared).token, TILE_TOKENS);
         float total = 0.0f;
+        int row = unhoisted(thread_index()) % ROWS;
         NO_UNROLL for (; warp_any(n < end); n++) {
             wait_for_weights(n % SIDES);
             if (raised(n, shared)) total *= factors(n, shared)[row];
             UNROLL for (int word = 0; word < 8; word++) {
                 uint32 pairs[4];
-                load_words(pairs, weights + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
+                load_words(pairs, shared + WEIGHTS_AT + row * 128 + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
                 UNROLL for (int i = 0; i < 4; i++) {
                     float low, high;
                     unpack_f16(pairs[i], low, high);

@@ -247,7 +247,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         fixed_cost: match split.form {
-            select_sm90::WIDE_FORM => std::env::var("WIDE_COST").ok().and_then(|v| v.parse().ok()).unwrap_or(3),
+            select_sm90::WIDE_FORM => select_sm90::WIDE_FIXED_COST,
             select_sm90::ROWS_FORM | select_few::EITHER_FORM => select_sm90::ROWS_FIXED_COST,
             _ => FIXED_COST,
         },

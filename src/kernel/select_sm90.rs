@@ -32,6 +32,8 @@ const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
+/// Likewise the wide form.
+pub(super) const WIDE_FIXED_COST: i32 = 4;
 /// Most pieces of a sequence that the keys form merges itself, in blocks of 16 rows over a 16-bit cache. Measured, µs, beside stage 2:
 /// 2 pieces 76.6 (78.1), 3 56.8 (58.6), 4 45.5 (45.6), 8 30.6 (28.3); others are slower with 2 already: 32 rows 84.3 (82.9).
 const KEYS_MERGED_PIECES: i32 = 4;
@@ -62,13 +64,15 @@ const MANY_TOKENS_FP8: usize = 4096;
 const BOX_TOKENS: usize = 32;
 const BOX_TOKENS_FP8: usize = 16;
 
-/// Whether the rows form takes such a cache: the warps that would gather are those that widen 8 bits.
-fn serves_rows(base: &Variant) -> bool {
+/// Whether there is a form of many rows for such a cache: the wide form's third warpgroup has no warps to gather rows with.
+fn serves_many_rows(base: &Variant) -> bool {
     !(base.gather && base.kv_dtype.is_fp8())
 }
 
-fn wide(base: &Variant) -> bool {
-    base.kv_dtype.is_fp8() && std::env::var_os("NO_WIDE").is_none()
+/// The form of more than 32 rows: rows of the products for 16 bits, and for an fp8 cache tokens, which then need not be widened in
+/// shared memory.
+fn many_rows_variant(base: Variant) -> Variant {
+    if base.kv_dtype.is_fp8() { wide_variant(base) } else { rows_variant(base) }
 }
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
@@ -78,9 +82,9 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     }
     let base = of_pages(base, shape.page_size);
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 && (serves_rows(&base) || wide(&base)) {
+    if rows > 32 && serves_many_rows(&base) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
-        return (!few).then(|| if wide(&base) { wide_variant(base) } else { rows_variant(base) });
+        return (!few).then(|| many_rows_variant(base));
     }
     let many = if base.kv_dtype.is_fp8() {
         tokens >= MANY_TOKENS_FP8
@@ -134,9 +138,8 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
     }
     let of_source = |gather| {
         let base = Variant { gather, ..base };
-        let rows = serves_rows(&base).then(|| rows_variant(base));
-        let wide = base.kv_dtype.is_fp8().then(|| wide_variant(base));
-        rows.into_iter().chain(wide).chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
+        let many_rows = serves_many_rows(&base).then(|| many_rows_variant(base));
+        many_rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
     };
     [false, true].into_iter().flat_map(of_source).collect()
 }
