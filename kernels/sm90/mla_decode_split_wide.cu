@@ -75,15 +75,17 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. `beside` is called after each product. What is read for
+/// registers takes longer. `meanwhile` is called when the first are
+/// read, `beside` after each product. What is read for
 /// four products is read one part ahead or, with one buffer, when what was there has been widened.
-template <int buffers, typename Beside>
+template <int buffers, typename Meanwhile, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
-                            Beside beside) {
+                            Meanwhile meanwhile, Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
     load(0);
+    meanwhile();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
         bool more = part + 1 < 2 * SIDE_UNITS;
         if (more && buffers > 1) load(part + 1);
@@ -319,6 +321,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
             int n = base + i;
             bool own = i < tiles, first = i == 0;
             bool raised = false, raised_before = false;
+            uint32 largest = 0;  // of the weights, as pairs
             if (own) multiply_keys(x, o, a, n, shared, units);
             if (!first) {
                 wait_for_weights(side ^ 1);  // of the tile before; all warps of this side are here, too
@@ -332,8 +335,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
-                uint32 largest = 0;  // of the weights, as pairs
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int i_product) {
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int i_product) {
                     if (i_product < 4) self.subtract_maxima(x, i_product * 8, states);
                     if (i_product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
@@ -345,6 +347,10 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     if (i_product == 13) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
+            }
+            int last = own ? n : n - 1;
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [&] {
+                if (!own) return;
                 // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
                 if (named_barrier_any(2 + side, SIDE_THREADS, first || exceeds(largest))) {
                     self.raise(x, states, n, first);
@@ -359,9 +365,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     settle_values(o);
                     self.rescale(o, n);
                 }
-            }
-            int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            }, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
@@ -378,7 +382,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
 }
 
 #ifdef SPLIT_SHARED_BYTES
-static_assert(SHARED_BYTES <= SPLIT_SHARED_BYTES, "select_sm90.rs counts the same");
+static_assert(SHARED_BYTES == SPLIT_SHARED_BYTES, "select_sm90.rs counts the same");
 #endif
 
 KERNEL_ONE_BLOCK(THREADS)

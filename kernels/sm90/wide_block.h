@@ -70,17 +70,6 @@ DEVICE void load_words(uint32 (&word)[4], const unsigned char SHARED* from) {
     word[3] = words.w;
 }
 
-/// Whether the phase of this parity has ended.
-DEVICE bool barrier_passed(uint32 at, int parity) {
-    int passed;
-    asm volatile(
-        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}"
-        : "=r"(passed)
-        : "r"(at), "r"(parity)
-        : "memory");
-    return passed != 0;
-}
-
 /// Where a tile of the block lies in the ring.
 DEVICE UnitPlace place_of(int n) { return {n % RING_TILES * TILE_UNITS, n / RING_TILES & 1}; }
 

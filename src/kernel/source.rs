@@ -100,7 +100,6 @@ const SM90_RING: SourceFile = embed!("kernels/sm90/ring.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
-const SM90_WIDEN: SourceFile = embed!("kernels/sm90/widen.h");
 const SM90_ROWS_BLOCK: SourceFile = embed!("kernels/sm90/rows_block.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_KEYS_BLOCK: SourceFile = embed!("kernels/sm90/keys_block.h");
@@ -133,8 +132,6 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_STREAM,
                 SM90_GATHER,
                 SM90_RING,
-                SM90_FP8,
-                SM90_WIDEN,
                 SM90_ROWS_BLOCK,
                 SM90_SPLIT_ROWS,
             ],
@@ -168,8 +165,6 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_FEW_BLOCK,
                 SM90_GATHER,
                 SM90_RING,
-                SM90_FP8,
-                SM90_WIDEN,
                 SM90_ROWS_BLOCK,
                 SM90_SPLIT_EITHER,
             ],
