@@ -1,18 +1,22 @@
 // Stage 1 of MLA decode for Hopper over an fp8 cache, tokens as the rows of the products: 64 query rows in a block, tiles of 64 tokens.
 //
 // As in the keys form, e4m3 becomes f16 on its way from shared memory into the registers of an operand, so shared memory holds bytes
-// alone. One or two warps, the loaders, keep the ring filled. Two warpgroups, the sides, compute: of every second tile, its own, a side
-// computes logits and weights, and of every tile it multiplies the values of its half of the columns with the weights. A side
+// alone.
 //
-//   computes the logits of its tile n and, from the maxima that the other side left with tile n - 1, its weights, which it hands over;
-//   adds the values of tile n - 1, weighed by the other side, and those of tile n.
+//   sides    two warpgroups. Of every second tile, its own, a side computes logits and weights; of every tile it multiplies the values
+//            of its half of the columns with the weights. It computes the logits of its tile n; adds the values of tile n - 1, weighed
+//            by the other side, and between those products makes its own weights, which it hands over; and adds the values of tile n
+//   loaders  two warps keep the ring filled
+//   adders   two warps add up weights, and look up what is to be known of a piece
 //
-// So the sides are half a period apart, and one's softmax runs beside the other's products. A row's maximum is raised only when a logit
-// exceeds it by LAZY_MAX. What has been summed is then multiplied by a factor, which goes with the tile's weights: each side does so
-// before it adds that tile.
+// So the sides are half a period apart. Weights are relative to the maxima that the tile before has left; where one shows that it exceeds
+// its row's by LAZY_MAX, maxima are raised and the tile's weights made again. What was summed before is then multiplied by a factor, which
+// goes with the tile: each side does so before it adds that.
 //
-// Weights have three places, by tile. That of tile n is written again with tile n + 3, by the other side: when it has seen the weights
-// of tile n + 2, which this side hands over after it has added tile n; itself it has, too.
+// Weights have three places, by tile. That of tile n is written again for tile n + 3, by the other side: when it has seen the weights
+// of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, who then wait for
+// tile n + 2. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
+// tile's weights over. Who waits for a unit of a tile has seen the weights of the one before in its place, and so has not missed a phase.
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
 
@@ -75,9 +79,8 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. `meanwhile` is called when the first are
-/// read, `beside` after each product. What is read for
-/// four products is read one part ahead or, with one buffer, when what was there has been widened.
+/// registers takes longer. What is read for four products is read one part ahead or, with one buffer, when what was there has been
+/// widened. `meanwhile` is called when the first is read, `beside` after each product with its number.
 template <int buffers, typename Meanwhile, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
                             Meanwhile meanwhile, Beside beside) {
@@ -335,16 +338,16 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int i_product) {
-                    if (i_product < 4) self.subtract_maxima(x, i_product * 8, states);
-                    if (i_product == 4 && (first || i >= seen)) {
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int product) {
+                    if (product < 4) self.subtract_maxima(x, product * 8, states);
+                    if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
                         if (i + 1 == tiles) {
                             clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
                         }
                     }
-                    if (i_product > 4 && i_product < 13 && i_product % 2 == 0) self.store_weights(x, (i_product - 6) * 4, n, largest);
-                    if (i_product == 13) publish_to_async();
+                    if (product > 4 && product < 13 && product % 2 == 0) self.store_weights(x, (product - 6) * 4, n, largest);
+                    if (product == 13) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
             }
