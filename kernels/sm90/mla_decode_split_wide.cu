@@ -80,15 +80,14 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
 /// registers takes longer. What is read for four products is read one part ahead or, with one buffer, when what was there has been
-/// widened. `meanwhile` is called when the first is read, `beside` after each product with its number.
-template <int buffers, typename Meanwhile, typename Beside>
+/// widened. `beside` is called after each product with its number.
+template <int buffers, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
-                            Meanwhile meanwhile, Beside beside) {
+                            Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
     load(0);
-    meanwhile();
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
         bool more = part + 1 < 2 * SIDE_UNITS;
         if (more && buffers > 1) load(part + 1);
@@ -324,7 +323,6 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
             int n = base + i;
             bool own = i < tiles, first = i == 0;
             bool raised = false, raised_before = false;
-            uint32 largest = 0;  // of the weights, as pairs
             if (own) multiply_keys(x, o, a, n, shared, units);
             if (!first) {
                 wait_for_weights(side ^ 1);  // of the tile before; all warps of this side are here, too
@@ -338,7 +336,8 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.softcap != 0.0f)) self.cap(p, x, cap_scales(turn, shared));
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [] {}, [&](int product) {
+                uint32 largest = 0;  // of the weights, as pairs
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
                     if (product < 4) self.subtract_maxima(x, product * 8, states);
                     if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
@@ -350,10 +349,6 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     if (product == 13) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
-            }
-            int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [&] {
-                if (!own) return;
                 // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
                 if (named_barrier_any(2 + side, SIDE_THREADS, first || exceeds(largest))) {
                     self.raise(x, states, n, first);
@@ -368,7 +363,9 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     settle_values(o);
                     self.rescale(o, n);
                 }
-            }, [](int) {});
+            }
+            int last = own ? n : n - 1;
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);

@@ -1,5 +1,5 @@
-// The ring between the loader and the warpgroups of the forms whose products have tokens as their rows: units of a tile, 64 tokens x 128 bytes, each with a barrier that ends
-// a phase when it has come and one that does when its readers are done with it.
+// The ring between the loader and the warpgroups of the forms whose products have tokens as their rows: units of a tile, 64 tokens x
+// 128 bytes, each with a barrier that ends a phase when it has come and one that does when its readers are done with it.
 
 constexpr int UNIT_VALUES = 128 / bytes_of(KV_DTYPE);  // columns of a unit
 constexpr int CACHED_UNITS = KV_LORA_RANK / UNIT_VALUES;

@@ -173,7 +173,8 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char S
     }
     if (ROPE_DIM > 0 && words.quarter < 2) {
         UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(shared_address(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES), from + share * 32, row.valid);
+            copy16_async_at(shared_address(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES),
+                            from + share * 32, row.valid);
         }
     }
     copy_commit();
