@@ -414,7 +414,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if (loader >= LOADERS) {
             add_weights(p, shared);
         } else {
-            load_units<true>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [](int n) {
+            load_units<true, false>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [](int n) {
                 // Queries would come late behind a whole ring.
                 if (n == 0) named_barrier(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
             });

@@ -69,10 +69,10 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 }
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time, and
-/// as far ahead. Of `loaders` warps, this one fills every so manieth place. The block's tile `n` comes in the order `unit_of(n, i)`,
-/// and `after_tile(n)` is called after it. Rows of 8 bits begin within the second-level cache's lines, so what one box has read its
+/// as far ahead. Of `loaders` warps, this one fills every so manieth place. The units of the block's tile `n` come in order, or as
+/// `unit_of(n, i)` says, and `after_tile(n)` is called after them. Rows of 8 bits begin within the second-level cache's lines, so what one box has read its
 /// neighbours need, too: whether it is kept all the same as what is read `once` is to be measured.
-template <bool once, typename UnitOf, typename AfterTile>
+template <bool once, bool in_order, typename UnitOf, typename AfterTile>
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
                        const Units& units, UnitOf unit_of, AfterTile after_tile) {
     Part part = find_part(p, item);
@@ -109,20 +109,23 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             page_ahead = look_up();
         }
         int box = lane - first;
-        NO_UNROLL for (int i = 0; i < TILE_UNITS; i++) {
-            int unit = unit_of(n, i);
-            UnitPlace at_unit = place.after(unit);
-            if (at_unit.index % loaders != loader) continue;
-            uint32 full = units.full(at_unit.index);
-            barrier_wait(units.empty(at_unit.index), at_unit.parity);
+        auto fill = [&](int unit, const UnitPlace& place) {
+            if (place.index % loaders != loader) return;
+            uint32 full = units.full(place.index);
+            barrier_wait(units.empty(place.index), place.parity);
             if (box == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
-            if (box < 0 || box >= boxes) continue;
+            if (box < 0 || box >= boxes) return;
             bool rotary = unit == CACHED_UNITS;
-            copy_box<once>(units.unit(at_unit.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry,
-                           page, full);
+            copy_box<once>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+                           full);
+        };
+        if constexpr (in_order) {
+            NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) fill(unit, place);
+        } else {
+            NO_UNROLL for (int i = 0; i < TILE_UNITS; i++) fill(unit_of(n, i), place.after(unit_of(n, i)));
+            place.advance(TILE_UNITS);
         }
-        place.advance(TILE_UNITS);
         after_tile(n);
         first = (first + boxes) % 32;
         at.advance(p, part);
