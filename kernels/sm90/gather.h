@@ -55,7 +55,7 @@ struct Gather {
         uint32 unit[count];
         UNROLL for (int i = 0; i < count; i++) {
             unit[i] = to(i) + place;
-            if constexpr (ONCE) unit[i] = (uint32)unhoisted((int)unit[i]) & -16;  // in one register
+            if constexpr (ONCE) unit[i] = (uint32)unhoisted((int)unit[i]) & ~15u;  // in one register
         }
         UNROLL for (int pass = 0; pass < PASSES; pass++) {
             uint64 from = from_lane_of_8(rows, pass);

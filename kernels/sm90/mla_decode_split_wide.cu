@@ -117,9 +117,29 @@ DEVICE bool exceeds(uint32 largest) {
     return (largest & 0xffff) > MOST || largest >> 16 > MOST;
 }
 
+/// Brings together what a lane has of its sixteen rows and the seven others that share them, by `both`: each keeps the half of the rows
+/// that the bits of its number say. Says which of its rows the first two values, which are then of all eight lanes, are of.
+template <typename Both>
+DEVICE int halve(float (&value)[LANE_ROWS], Both both) {
+    int lane = unhoisted(lane_index());
+    int kept = 0;
+    UNROLL for (int step = 0; step < 3; step++) {
+        const int count = LANE_ROWS / 2 >> step, mask = 16 >> step;
+        bool upper = (lane & mask) != 0;
+        kept += upper ? count : 0;
+        UNROLL for (int i = 0; i < LANE_ROWS / 2; i++) {
+            if (i >= count) continue;
+            float other = shuffle_xor(upper ? value[i] : value[i + count], mask);
+            value[i] = both(upper ? value[i + count] : value[i], other);
+        }
+    }
+    return lane_row(lane, kept);
+}
+
 struct Side {
     int side;
     unsigned char SHARED* shared;
+    float exact[2];  // this warp's sums of two rows' weights before they are rounded, for an LSE that is asked for
 
     /// Turns eight products, from `first` on, into logits, less the maxima so far.
     DEVICE void subtract_maxima(float (&x)[SUMS], int first, const RowState SHARED* states) const {
@@ -156,21 +176,10 @@ struct Side {
     DEVICE void raise(float (&x)[SUMS], RowState SHARED* states, int n, bool first) {
         int lane = unhoisted(lane_index());
         float SHARED* exchange = (float SHARED*)(shared + EXCHANGE_AT) + side * SIDE_WARPS * ROWS;
-        // Eight lanes have sixteen rows in common: each keeps the half of them that the bits of its number say.
         float highest[LANE_ROWS];
         UNROLL for (int i = 0; i < LANE_ROWS; i++) highest[i] = maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
-        int kept = 0;
-        UNROLL for (int step = 0; step < 3; step++) {
-            const int count = LANE_ROWS / 2 >> step, mask = 16 >> step;
-            bool upper = (lane & mask) != 0;
-            kept += upper ? count : 0;
-            UNROLL for (int i = 0; i < LANE_ROWS / 2; i++) {
-                if (i >= count) continue;
-                float other = shuffle_xor(upper ? highest[i] : highest[i + count], mask);
-                highest[i] = maximum(upper ? highest[i + count] : highest[i], other);
-            }
-        }
-        float SHARED* own = exchange + warp_of_group() * ROWS + lane_row(lane, kept);
+        int row_kept = halve(highest, [](float a, float b) { return maximum(a, b); });
+        float SHARED* own = exchange + warp_of_group() * ROWS + row_kept;
         own[0] = highest[0];
         own[1] = highest[1];
         side_barrier(side);
@@ -203,9 +212,33 @@ struct Side {
         store_matrix_trans(to + first / 4 * 1024, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
+    /// Adds up a tile's weights as they are. Products take them rounded, and so does the sum that results are divided by; an LSE would be
+    /// off by up to 2^-12 where few tokens count.
+    DEVICE void add_exact(const float (&x)[SUMS]) {
+        float sum[LANE_ROWS];
+        UNROLL for (int i = 0; i < LANE_ROWS; i++) sum[i] = exp2(x[i / 2 * 4 + i % 2]) + exp2(x[i / 2 * 4 + i % 2 + 2]);
+        halve(sum, [](float a, float b) { return a + b; });
+        exact[0] += sum[0];
+        exact[1] += sum[1];
+    }
+    /// The first of the two rows whose exact sums this lane has.
+    DEVICE int exact_row() const {
+        float none[LANE_ROWS] = {};
+        return halve(none, [](float a, float) { return a; });
+    }
+    /// Tells them. To be followed by a meeting.
+    DEVICE void tell_exact() const {
+        float SHARED* own = (float SHARED*)(shared + EXCHANGE_AT) + (side * SIDE_WARPS + warp_of_group()) * ROWS + exact_row();
+        own[0] = exact[0];
+        own[1] = exact[1];
+    }
+
     /// Multiplies what has been summed of the result as a tile asks.
-    DEVICE void rescale(Sums& o, int n) const {
+    DEVICE void rescale(Sums& o, int n) {
         int lane = unhoisted(lane_index());
+        const float SHARED* factor_of_exact = factors(n, shared) + exact_row();
+        exact[0] *= factor_of_exact[0];
+        exact[1] *= factor_of_exact[1];
         UNROLL for (int j = 0; j < LANE_ROWS / 2; j++) {
             Word2 factor = *(const Word2 SHARED*)(factors(n, shared) + j * 8 + lane % 4 * 2);
             UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
@@ -264,6 +297,10 @@ DEVICE void weigh_rows(const DecodeParams& p, int side, int turn, unsigned char 
     float total = ((const float SHARED*)(shared + TOTAL_AT))[row];
     ((float SHARED*)(shared + SCALE_AT))[side * ROWS + row] = result_scale(p, total, alone(turn, shared) ? -1 : 0);
     uint64 to = addresses(turn, TO_LSE, shared)[row];
+    if (p.lse != 0) {
+        total = 0.0f;
+        UNROLL for (int warp = 0; warp < SIDES * SIDE_WARPS; warp++) total += ((const float SHARED*)(shared + EXCHANGE_AT))[warp * ROWS + row];
+    }
     // Emptiness is a sum of zero: a NaN must show.
     float lse = total == 0.0f ? NEGATIVE_INFINITY : (row_states(turn, shared)[row].maximum + log2(total)) * LN_2;
     if (side == 0 && to != 0) *global_pointer<float>(to) = lse;
@@ -316,7 +353,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         Sums o;
         float x[SUMS];
         Operands a;
-        Side self = {side, shared};
+        Side self = {side, shared, {0.0f, 0.0f}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
@@ -363,12 +400,14 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     settle_values(o);
                     self.rescale(o, n);
                 }
+                if (unlikely(p.lse != 0)) self.add_exact(x);
             }
             int last = own ? n : n - 1;
             multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
+        if (p.lse != 0) self.tell_exact();
         meet();
         bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);
         if (more) load_queries(p, piece_of(turn ^ 1, shared).seq, shared);

@@ -482,7 +482,10 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
         if constexpr (GATHERS) {
             gather_tiles(p, part, Cursor(p, part), ring);
         } else if (warp_of_group() < LOADERS) {
-            load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
+            load_tiles(p, part, latent, rope, ring, [&](int seq) {
+                int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);  // again: registers are few
+                Queries::fetch_near(p, seq, unhoisted(block_index()) % row_blocks * BLOCK_ROWS);
+            });
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
