@@ -551,7 +551,10 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
         } else if constexpr (FP8) {
             load_widened(p, part, latent, rope, shared, {shared + STAGING_AT, shared + STAGING_STATE_AT}, ring);
         } else if (warp_of_group() < LOADERS) {
-            load_tiles(p, part, latent, rope, ring, [&](int seq) { Queries::fetch_near(p, seq, first_row); });
+            load_tiles(p, part, latent, rope, ring, [&](int seq) {
+                int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
+                Queries::fetch_near(p, seq, unhoisted(block_index()) % row_blocks * BLOCK_ROWS);
+            });
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
