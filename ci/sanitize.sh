@@ -24,7 +24,7 @@ forms() {
   local two="--split-policy fixed:2 --captured-for 16384" T=$TOKENS
   cat <<TABLE
 rows bf16 | bf16_bf16_.*_r64_.*_f1 | - | $two --points "B2 S$T H32 q2"
-rows fp8 | bf16_fp8_e4m3_.*_r64_.*_f1 | - | $two --kv-dtype fp8 --points "B2 S$T H32 q2"
+wide fp8 | bf16_fp8_e4m3_.*_r64_.*_f10 | - | $two --kv-dtype fp8 --points "B2 S$T H32 q2"
 rows gathered | bf16_bf16_.*_r64_.*_f1g | - | $two --page-size 4 --points "B2 S$T H32 q2"
 rows small pages | bf16_bf16_.*_r64_.*_f1s | - | $two --page-size 8 --points "B2 S$T H32 q2"
 rows auto | bf16_bf16_.*_r64_.*_f1 | - | --captured-for 8192 --points "B2 S150 H32 q2"

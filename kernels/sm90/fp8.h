@@ -1,5 +1,5 @@
-// A cache of 8-bit floats for form 2. They become f16, exactly, on their way from shared memory into the registers of an operand;
-// queries are f16 too, scaled to fit by a power of two for each row.
+// A cache of 8-bit floats for the forms whose products have tokens as their rows. They become f16, exactly, on their way from shared
+// memory into the registers of an operand; queries are f16 too, scaled to fit by a power of two for each row.
 //
 // A lane reads a token's columns 16 at a time, four for each of four products of depth 16: lane c of four takes columns 32 c to
 // 32 c + 31 of a unit of 128, or 16 c to 16 c + 15 of the rotary 64. The queries' columns are arranged in the same order: pair j of

@@ -407,7 +407,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         if constexpr (GATHERS) {
             gather_units(p, item, units);
         } else if (loader < LOADERS) {
-            load_units(p, item, loader, LOADERS, latent, rope, units);
+            load_units<!FP8, true>(p, item, loader, LOADERS, latent, rope, units, [](int, int i) { return i; }, [](int) {});
         }
     }
 }

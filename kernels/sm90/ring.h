@@ -30,7 +30,7 @@ DEVICE Place<count> place_of(int n) {
 /// the sides do: places are emptied and filled in order, and what was in the place of a side's tile before is of the tile
 /// two or three earlier, whose weights it has made or taken over; it waits for each rotary unit of its tiles, and takes over every
 /// tile of the other side.
-constexpr int HALVES = 2 * STAGES - !FP8;
+constexpr int HALVES = 2 * STAGES - 1;
 constexpr int ROTARY_AT = HALVES * HALF_BYTES;
 constexpr int RING_BYTES = ROTARY_AT + UNIT_BYTES;
 constexpr int RING_BARRIERS = HALVES * (HALF_UNITS + 1) + 3;

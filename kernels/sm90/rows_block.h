@@ -20,22 +20,19 @@ constexpr int SIDE_WARPS = 4;
 constexpr int HELD_UNITS = 2 + (ROPE_DIM > 0);
 constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
 constexpr int HALF = KV_LORA_RANK / 2;
-// Products with an 8-bit cache are of f16, which bf16 queries are made to fit.
-constexpr bool NARROWED = FP8 && Q_IS_BF16;
+static_assert(!FP8, "the wide form's");
 static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
 static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
 
 /// Shared memory, in bytes from its beginning.
-constexpr int QUERY_AT = STAGING_AT + STAGING_BYTES;
+constexpr int QUERY_AT = RING_BYTES;
 constexpr int WEIGHTS_AT = QUERY_AT + 2 * STAGED_UNITS * UNIT_BYTES;
 constexpr int STATE_AT = WEIGHTS_AT + UNIT_BYTES;
 constexpr int PIECES_AT = STATE_AT + SIDE_THREADS * 16;
 constexpr int PIECE_BYTES = 32;
 constexpr int BARRIERS_AT = PIECES_AT + 2 * 2 * PIECE_BYTES;
 constexpr int READY_AT = BARRIERS_AT + RING_BARRIERS * 8;
-constexpr int STAGING_STATE_AT = READY_AT + 2 * 8;
-constexpr int LARGEST_AT = STAGING_STATE_AT + STAGING_STATE_BYTES;
-constexpr int SHARED_BYTES = LARGEST_AT + (FP8 ? 2 * ROWS * 4 : 0);
+constexpr int SHARED_BYTES = READY_AT + 2 * 8;
 static_assert(SHARED_BYTES <= MOST_SHARED_BYTES, "a unit's shared memory");
 
 /// Named barriers: one of each side, one of both.
@@ -100,53 +97,6 @@ struct Queries {
     static DEVICE uint32 matrices(uint32 rows, int step) {
         int lane = unhoisted(lane_index());
         return rows + lane % 16 * 128 + ((step * 2 + lane / 16) ^ lane % 8) * 16;
-    }
-
-    /// Makes f16 of the queries of this side's share, times a power of two for each row, and says what undoes that of a lane's two
-    /// rows. By `largest` the sides tell each other of theirs.
-    DEVICE void narrow(float (&undo)[2], int side, unsigned char SHARED* staged, float SHARED* largest) {
-        uint32 rows = shared_address(staged) + side * STAGED_UNITS * UNIT_BYTES + warp_of_group() * 2048;
-        uint32 sizes[2] = {0, 0};
-        auto measure = [&](const uint32(&pairs)[16]) {
-            UNROLL for (int i = 0; i < 16; i++) sizes[i % 2] = larger_pair(sizes[i % 2], pairs[i] & 0x7fff7fffu);
-        };
-        auto fit = [&](uint32(&pairs)[16], const float (&scale)[2]) {
-            UNROLL for (int i = 0; i < 16; i++) {
-                float low, high;
-                unpack(pairs[i], low, high);
-                pairs[i] = pack_f16(low * scale[i % 2], high * scale[i % 2]);
-            }
-        };
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) measure(word[unit]);
-        NO_UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
-            uint32 pairs[16];
-            UNROLL for (int step = 0; step < 4; step++) load_matrix_at(pairs + step * 4, matrices(rows + unit * UNIT_BYTES, step));
-            measure(pairs);
-        }
-        int row = warp_of_group() * 16 + lane_index() / 4;
-        float scale[2];
-        UNROLL for (int r = 0; r < 2; r++) {
-            float low, high;
-            unpack(sizes[r], low, high);
-            scale[r] = lanes_maximum<4>(::maximum(low, high));
-            if (lane_index() % 4 == 0) largest[side * ROWS + row + r * 8] = scale[r];
-        }
-        named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
-        UNROLL for (int r = 0; r < 2; r++) {
-            scale[r] = fitting_scale(float_bits(::maximum(scale[r], largest[(side ^ 1) * ROWS + row + r * 8])));
-            undo[r] = reciprocal(scale[r]);
-        }
-        UNROLL for (int unit = 0; unit < HELD_UNITS; unit++) fit(word[unit], scale);
-        NO_UNROLL for (int unit = 0; unit < STAGED_UNITS; unit++) {
-            uint32 a[16];
-            UNROLL for (int step = 0; step < 4; step++) load_matrix_at(a + step * 4, matrices(rows + unit * UNIT_BYTES, step));
-            fit(a, scale);
-            UNROLL for (int step = 0; step < 4; step++) {
-                uint32 to = matrices(rows + unit * UNIT_BYTES, step);
-                store_matrix(to, a[step * 4], a[step * 4 + 1], a[step * 4 + 2], a[step * 4 + 3]);
-            }
-        }
-        publish_to_async();
     }
 };
 
@@ -218,9 +168,6 @@ struct Piece {
     DEVICE void mask(const DecodeParams& p, float (&x)[32], int i, float (&scale)[2]) const {
         float factor = p.sm_scale * p.kv_scale * LOG2_E;
         if (p.softcap != 0.0f || factor <= 0.0f) {
-            if constexpr (NARROWED) {
-                UNROLL for (int i = 0; i < 32; i++) x[i] *= scale[i / 2 % 2];
-            }
             scale_logits(p, x);
             scale[0] = scale[1] = 1.0f;
         } else {
@@ -292,11 +239,6 @@ struct Side {
     DEVICE Float4 SHARED& state() const { return *((Float4 SHARED*)(shared + STATE_AT) + thread_index() % SIDE_THREADS); }
     /// The piece in hand and the next, in turn: registers are full.
     DEVICE Piece SHARED& piece(int turn) const { return *((Piece SHARED*)(shared + PIECES_AT) + side * 2 + turn); }
-    /// What undoes the scaling of the queries of a lane's row, in the place of their largest.
-    DEVICE float SHARED& undo(int r) const {
-        int row = warp_of_group() * 16 + unhoisted(lane_index()) / 4 + r * 8;
-        return *((float SHARED*)(shared + LARGEST_AT) + side * ROWS + row);
-    }
     /// The address of a place in shared memory, for all but operands.
     DEVICE uint32 address(int at) const { return ring.barriers - BARRIERS_AT + at; }
     DEVICE uint32 ready(int n) const { return address(READY_AT + n % 2 * 8); }
@@ -429,9 +371,6 @@ struct Side {
             settle(x);
 
             float scale[2] = {1.0f, 1.0f};
-            UNROLL for (int r = 0; r < 2; r++) {
-                if constexpr (NARROWED) scale[r] = undo(r);
-            }
             piece.mask(p, x, i, scale);
             float before[2] = {maximum[0], maximum[1]};
             bool raised = raise(x, scale);
@@ -443,7 +382,7 @@ struct Side {
             weigh(x, scale);
             uint32 weights[16];
             UNROLL for (int j = 0; j < 16; j++) {
-                weights[j] = FP8 ? pack_f16(x[2 * j], x[2 * j + 1]) : pack(x[2 * j], x[2 * j + 1]);
+                weights[j] = pack(x[2 * j], x[2 * j + 1]);
             }
             side_barrier();  // no warp reads the other side's weights any more
             hand_over(weights, n);
@@ -498,13 +437,8 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
         }
         Queries queries;
         queries.take(shared + kept * HALF_BYTES);
-        float undo[2];
-        if constexpr (NARROWED) queries.narrow(undo, side, staged, (float SHARED*)(shared + LARGEST_AT));
         release(ring.half_empty(kept));
         named_barrier(BOTH_SIDES, 2 * SIDE_THREADS);
-        UNROLL for (int r = 0; r < 2; r++) {
-            if constexpr (NARROWED) self.undo(r) = undo[r];
-        }
         self.attend(piece, queries, base);
         base += piece.tiles();
         kept = self.half(base - 1, (base - 1) % 2 == side);
@@ -526,7 +460,6 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
     if constexpr (!GATHERS) prefetch_map(latent);
     if constexpr (!GATHERS && ROPE_DIM > 0) prefetch_map(rope);
     ring.init(SIDE_WARPS * RELEASES, SIDE_WARPS * RELEASES, GATHERS ? Gather::ARRIVALS : 1);
-    if constexpr (FP8) Staging{shared + STAGING_AT, shared + STAGING_STATE_AT}.init();
     for (int side = 0; side < 2; side++) barrier_init(ring.base + READY_AT + side * 8, SIDE_THREADS);
     barrier_publish_init();
 }
@@ -548,8 +481,6 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
         shrink_registers<LOADER_REGISTERS>();
         if constexpr (GATHERS) {
             gather_tiles(p, part, Cursor(p, part), ring);
-        } else if constexpr (FP8) {
-            load_widened(p, part, latent, rope, shared, {shared + STAGING_AT, shared + STAGING_STATE_AT}, ring);
         } else if (warp_of_group() < LOADERS) {
             load_tiles(p, part, latent, rope, ring, [&](int seq) {
                 int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);

@@ -1,5 +1,5 @@
-// The ring between the loader and the warpgroups of form 2: units of a tile, 64 tokens x 128 bytes, each with a barrier that ends
-// a phase when it has come and one that does when its readers are done with it.
+// The ring between the loader and the warpgroups of the forms whose products have tokens as their rows: units of a tile, 64 tokens x
+// 128 bytes, each with a barrier that ends a phase when it has come and one that does when its readers are done with it.
 
 constexpr int UNIT_VALUES = 128 / bytes_of(KV_DTYPE);  // columns of a unit
 constexpr int CACHED_UNITS = KV_LORA_RANK / UNIT_VALUES;
@@ -61,10 +61,13 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
     return load_now(global_pointer<const int>(p.block_table) + seq_of(p, part.seq) * p.table_stride + column);
 }
 
-/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time,
-/// and as far ahead. Of `loaders` warps, this one fills every so manieth place.
+/// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time, and
+/// as far ahead. Of `loaders` warps, this one fills every so manieth place. The units of the block's tile `n` come in order, or as
+/// `unit_of(n, i)` says, and `after_tile(n)` is called after them. Rows of 8 bits begin within the second-level cache's lines, so what one box has read its
+/// neighbours need, too: whether it is kept all the same as what is read `once` is to be measured.
+template <bool once, bool in_order, typename UnitOf, typename AfterTile>
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
-                       const Units& units) {
+                       const Units& units, UnitOf unit_of, AfterTile after_tile) {
     Part part = find_part(p, item);
     int early = early_page(p, part);
     if (loader == 0) fetch_later_pages(p, part);
@@ -79,7 +82,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     int token = 0;  // of this lane's next box
     int page = -1, entry = 0, page_ahead = -1;
     UnitPlace place = {0, 1};
-    NO_UNROLL while (at.more) {
+    NO_UNROLL for (int n = 0; at.more; n++) {
         // A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
         auto look_up = [&] {
             const int GLOBAL* table = global_pointer<const int>(p.block_table) + seq_of(p, at.seq) * p.table_stride;
@@ -99,18 +102,24 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             page_ahead = look_up();
         }
         int box = lane - first;
-        NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) {
-            if (place.index % loaders != loader) continue;
+        auto fill = [&](int unit, const UnitPlace& place) {
+            if (place.index % loaders != loader) return;
             uint32 full = units.full(place.index);
             barrier_wait(units.empty(place.index), place.parity);
             if (box == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
-            if (box < 0 || box >= boxes) continue;
+            if (box < 0 || box >= boxes) return;
             bool rotary = unit == CACHED_UNITS;
-            // Rows of 8 bits begin within the second-level cache's lines: what one box has read its neighbours need, too.
-            copy_box<!FP8>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
-                     full);
+            copy_box<once>(units.unit(place.index) + box * rows * 128, rotary ? rope : latent, rotary ? 0 : unit * UNIT_VALUES, entry, page,
+                           full);
+        };
+        if constexpr (in_order) {
+            NO_UNROLL for (int unit = 0; unit < TILE_UNITS; unit++, place.advance()) fill(unit, place);
+        } else {
+            NO_UNROLL for (int i = 0; i < TILE_UNITS; i++) fill(unit_of(n, i), place.after(unit_of(n, i)));
+            place.advance(TILE_UNITS);
         }
+        after_tile(n);
         first = (first + boxes) % 32;
         at.advance(p, part);
     }

@@ -111,6 +111,17 @@ DEVICE void barrier_wait(uint32 at, int parity) {
         : "memory");
 }
 
+/// Whether the phase of this parity has ended.
+DEVICE bool barrier_passed(uint32 at, int parity) {
+    int passed;
+    asm volatile(
+        "{\n.reg .pred done;\nmbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\nselp.b32 %0, 1, 0, done;\n}"
+        : "=r"(passed)
+        : "r"(at), "r"(parity)
+        : "memory");
+    return passed != 0;
+}
+
 // ---- what other blocks have written ----
 
 /// Sixteen bytes and four of device memory as of now, past what this unit may remember of them.

@@ -130,14 +130,20 @@ impl Variant {
     /// Whether the kernel takes the cache by tensor maps, as Hopper's forms of stage 1 do.
     #[cfg(feature = "cuda")]
     pub(crate) fn takes_maps(&self) -> bool {
-        let forms = [select_sm90::ROWS_FORM, select_sm90::KEYS_FORM, select_few::BOXES_FORM, select_few::EITHER_FORM];
+        let forms = [
+            select_sm90::ROWS_FORM,
+            select_sm90::KEYS_FORM,
+            select_sm90::WIDE_FORM,
+            select_few::BOXES_FORM,
+            select_few::EITHER_FORM,
+        ];
         self.entry == Entry::DecodeSplit && forms.contains(&self.form)
     }
 
     /// Neighbouring blocks of stage 1 that are best launched as a cluster: where each piece has an even number of `row_blocks`, pairs of
     /// them in the form that reads most of what they share.
     pub(crate) fn cluster(&self, row_blocks: usize) -> u32 {
-        let pairs = self.entry == Entry::DecodeSplit && self.form == select_sm90::ROWS_FORM;
+        let pairs = self.entry == Entry::DecodeSplit && matches!(self.form, select_sm90::ROWS_FORM | select_sm90::WIDE_FORM);
         if pairs && row_blocks.is_multiple_of(2) { 2 } else { 1 }
     }
 }

@@ -92,7 +92,7 @@ fn layout_of(arch: &str) -> Layout {
 /// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
-        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM => return select_sm90::shared_bytes(variant),
+        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM | select_sm90::WIDE_FORM => return select_sm90::shared_bytes(variant),
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM | select_cdna::OWN_ROWS_FORM => {
             return select_cdna::shared_bytes(variant);
         }
@@ -247,6 +247,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         query_group,
         blocks_per_unit: 1,
         fixed_cost: match split.form {
+            select_sm90::WIDE_FORM => select_sm90::WIDE_FIXED_COST,
             select_sm90::ROWS_FORM | select_few::EITHER_FORM => select_sm90::ROWS_FIXED_COST,
             _ => FIXED_COST,
         },

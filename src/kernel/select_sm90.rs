@@ -9,7 +9,7 @@
 //! | over 32 | from 8,192 tokens on (one sequence: more) | rows | B2 S4096 H128 19.4 (29.8), B8 S1024 H128 25.2 (42.9), B4 S4096 H128 22.6 (45.5), B16 S4096 H128 45.9 (103.4), B64 S4096 H64 95.6 (190), B16 S16384 H64 92.0 (181), B1 S131072 H128 77.4 (174) |
 //! | 17 to 32 | 4, 65,536 | keys of 32 rows | B64 S4096 H32 83.1 (110), B4 S131072 H32 154 (208) |
 //! | up to 16 | 4, 65,536 | keys of 16 rows | B128 S4096 H16 144 (155), B64 S4096 79.9 (87), B64 S16384 278 (300), B16 S4096 28.9 (34.3), B4 S16384 28.1 (33.3) |
-//! | over 32, of an fp8 cache | as of a 16-bit one | rows | stage 1 alone beside the keys form of another run with stage 2: B16 S16384 H64 76.9 (107), B128 S4096 H128 273 (390). Fewer tokens than 65,536 are not measured |
+//! | over 32, of an fp8 cache | as of a 16-bit one | wide | beside the rows form that served them before: B16 S16384 H64 75.0 (82.7), B64 S4096 H128 122 (138), B16 S4096 H128 46.0 (51.6), B1 S131072 H128 70.9 (79.4), B1 S4096 H128, captured long, 15.7 (17.2) |
 //! | up to 32, of an fp8 cache | any, 4,096 | keys of 16 or 32 rows | B128 S4096 H16 86.3 (203), B64 S4096 H16 51.7 (111), B1 S4096 H16 10.9 (12.5), H32 14.1 (15.9), B1 S65536 H16 23.0 (37.8), B2 S2048 H16 10.4 (11.8), B4 S1024 H16 10.4 (11.3), B16 S1024 H16 19.0 (35.9), B8 S2048 H32 16.8 (21.3); captured long but short, B1 S1024 H16 9.9 (9.0), H32 12.9 (11.0) |
 //! | the others | | portable | |
 //!
@@ -24,23 +24,23 @@ use crate::tensor::DType;
 pub(super) const ROWS_FORM: u32 = 1;
 /// `kernels/sm90/mla_decode_split_keys.cu`: tokens are, for 16 or 32 query rows.
 pub(super) const KEYS_FORM: u32 = 2;
+/// `kernels/sm90/mla_decode_split_wide.cu`: tokens are, for 64 query rows over an fp8 cache.
+pub(super) const WIDE_FORM: u32 = 10;
 
 /// Tokens of a tile, and columns of a unit of one.
 const TILE_TOKENS: u32 = 64;
 const UNIT_BYTES: u32 = TILE_TOKENS * 64 * 2;
 /// What a piece costs the rows form beside its tiles, in tiles.
 pub(super) const ROWS_FIXED_COST: i32 = 3;
+/// Likewise the wide form.
+pub(super) const WIDE_FIXED_COST: i32 = 4;
 /// Most pieces of a sequence that the keys form merges itself, in blocks of 16 rows over a 16-bit cache. Measured, µs, beside stage 2:
 /// 2 pieces 78.0 (78.4), 3 57.1 (57.0), 4 44.7 (43.9); others are slower with 2 already: 32 rows 84.3 (82.9), by an older stage 2.
 const KEYS_MERGED_PIECES: i32 = 2;
-/// Tiles in the rows form's ring, the last half of 16-bit ones left out: an 8-bit cache is staged beside it.
+/// Tiles in the rows form's ring, half of the last left out.
 const STAGES: u32 = 3;
-const STAGES_FP8: u32 = 2;
 /// Units of a query row that the rows form has in shared memory; the others are in registers.
 const STAGED_UNITS: u32 = 6;
-/// Units of bytes that wait to be widened, and the warps that widen them.
-const STAGING_UNITS: u32 = 4;
-const CONVERTERS: u32 = 3;
 
 /// From how many sequences and tokens on the keys form is chosen: the fewest that it was measured at.
 const MANY_SEQUENCES: usize = 4;
@@ -62,9 +62,15 @@ const MANY_TOKENS_FP8: usize = 4096;
 const BOX_TOKENS: usize = 8;
 const BOX_TOKENS_FP8: usize = 16;
 
-/// Whether the rows form takes such a cache: the warps that would gather are those that widen 8 bits.
-fn serves_rows(base: &Variant) -> bool {
+/// Whether there is a form of many rows for such a cache: the wide form's third warpgroup has no warps to gather rows with.
+fn serves_many_rows(base: &Variant) -> bool {
     !(base.gather && base.kv_dtype.is_fp8())
+}
+
+/// The form of more than 32 rows: rows of the products for 16 bits, and for an fp8 cache tokens, which then need not be widened in
+/// shared memory.
+fn many_rows_variant(base: Variant) -> Variant {
+    if base.kv_dtype.is_fp8() { wide_variant(base) } else { rows_variant(base) }
 }
 
 /// The form's variant for a group of `rows` rows, if one of Hopper's is to serve the problem.
@@ -74,9 +80,9 @@ pub(super) fn split(shape: &DecodeShape, rows: usize, base: Variant, arch: &str)
     }
     let base = of_pages(base, shape.page_size);
     let tokens = shape.batch.saturating_mul(shape.max_seq_len);
-    if rows > 32 && serves_rows(&base) {
+    if rows > 32 && serves_many_rows(&base) {
         let few = tokens < select::FEW_TOKENS || (shape.batch == 1 && tokens == select::FEW_TOKENS);
-        return (!few).then(|| rows_variant(base));
+        return (!few).then(|| many_rows_variant(base));
     }
     let many = if base.kv_dtype.is_fp8() {
         tokens >= MANY_TOKENS_FP8
@@ -102,8 +108,13 @@ pub(super) fn of_pages(base: Variant, page_size: usize) -> Variant {
 }
 
 pub(super) fn rows_variant(base: Variant) -> Variant {
-    let stages = if base.kv_dtype.is_fp8() { STAGES_FP8 } else { STAGES };
-    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: ROWS_FORM, ..base }
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages: STAGES, threads: 384, form: ROWS_FORM, ..base }
+}
+
+/// The wide form's stages are units of its ring, whole tiles, as many as fit beside the queries.
+fn wide_variant(base: Variant) -> Variant {
+    let stages = if base.rope_dim > 0 { 3 * 5 } else { 4 * 4 };
+    Variant { block_rows: 64, tile_tokens: TILE_TOKENS, stages, threads: 384, form: WIDE_FORM, ..base }
 }
 
 /// The keys form's stages are units of its ring, as many as fit beside the queries.
@@ -127,8 +138,8 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
         return Vec::new();
     }
     let of_source = |base: Variant| {
-        let rows = serves_rows(&base).then(|| rows_variant(base));
-        rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
+        let many_rows = serves_many_rows(&base).then(|| many_rows_variant(base));
+        many_rows.into_iter().chain([16, 32].map(|block_rows| keys_variant(base, block_rows)))
     };
     let small = (!base.kv_dtype.is_fp8()).then_some(Variant { small: true, ..base });
     [base, Variant { gather: true, ..base }].into_iter().chain(small).flat_map(of_source).collect()
@@ -138,13 +149,18 @@ pub(super) fn variants(arch: &str, base: Variant) -> Vec<Variant> {
 pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     let Variant { block_rows: rows, stages, .. } = *variant;
     if variant.form == ROWS_FORM {
-        let fp8 = variant.kv_dtype.is_fp8();
-        let halves = 2 * stages - u32::from(!fp8);
+        let halves = 2 * stages - 1;
         let ring = (halves * 4 + 1) * UNIT_BYTES + (halves * 5 + 3) * 8;
-        // Units, their barriers and a count; what is told of two sides' queries.
-        let staging = if fp8 { STAGING_UNITS * (UNIT_BYTES + (CONVERTERS + 1) * 8) + 8 + 2 * rows * 4 } else { 0 };
         // Queries, weights, what 128 lanes hand on, two pieces of each side and two barriers.
-        return ring + staging + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
+        return ring + (STAGED_UNITS + 1) * UNIT_BYTES + 128 * 16 + 4 * 32 + 2 * 8;
+    }
+    if variant.form == WIDE_FORM {
+        // Units of the ring, of queries and of three tiles' weights. Of three tiles: factors, and a flag. Of two pieces: states, limits,
+        // results, LSEs and scales of rows, and 32 bytes. Of two sides: four warps' maxima, scales. Sums, two more flags, which block
+        // it is.
+        let units = stages + variant.kv_lora_rank / 64 + u32::from(variant.rope_dim > 0) + 3;
+        let of_rows = 3 * 4 + 2 * (8 + 4 + 8 + 8 + 4) + 2 * (4 * 4 + 4) + 4;
+        return units * UNIT_BYTES + rows * of_rows + (3 * 4 + 2 * 4u32).next_multiple_of(16) + 2 * 32 + 8 + 2 * stages * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
@@ -202,7 +218,10 @@ mod tests {
         let one_fp8 = split(&DecodeShape { max_seq_len: 4096, ..one }, 16, fp8, "sm_90a");
         assert_eq!(one_fp8.map(|variant| variant.form), Some(KEYS_FORM));
         let quantised = [16, 17, 128].map(|rows| split(&shape, rows, fp8, "sm_90a").map(|v| (v.form, v.block_rows)));
-        assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (ROWS_FORM, 64)].map(Some));
+        assert_eq!(quantised, [(KEYS_FORM, 16), (KEYS_FORM, 32), (WIDE_FORM, 64)].map(Some));
+        assert_eq!([1, 2].map(|row_blocks| wide_variant(fp8).cluster(row_blocks)), [1, 2]);
+        let gathered = split(&DecodeShape { page_size: 8, ..shape }, 128, fp8, "sm_90a");
+        assert_eq!(gathered.map(|v| (v.form, v.block_rows)), Some((KEYS_FORM, 32)));
         let refused = [
             split(&shape, 128, base, "sm_100a"),
             split(&DecodeShape { portable: true, ..shape }, 128, base, "sm_90a"),

@@ -100,13 +100,14 @@ const SM90_RING: SourceFile = embed!("kernels/sm90/ring.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
-const SM90_WIDEN: SourceFile = embed!("kernels/sm90/widen.h");
 const SM90_ROWS_BLOCK: SourceFile = embed!("kernels/sm90/rows_block.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_KEYS_BLOCK: SourceFile = embed!("kernels/sm90/keys_block.h");
 const SM90_KEYS_PIECES: SourceFile = embed!("kernels/sm90/keys_pieces.h");
 const SM90_KEYS_RESULT: SourceFile = embed!("kernels/sm90/keys_result.h");
 const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.cu");
+const SM90_WIDE_BLOCK: SourceFile = embed!("kernels/sm90/wide_block.h");
+const SM90_SPLIT_WIDE: SourceFile = embed!("kernels/sm90/mla_decode_split_wide.cu");
 const SM90_FEW_TILES: SourceFile = embed!("kernels/sm90/few_tiles.h");
 const SM90_FEW_BLOCK: SourceFile = embed!("kernels/sm90/few_block.h");
 const SM90_SPLIT_FEW: SourceFile = embed!("kernels/sm90/mla_decode_split_few.cu");
@@ -131,8 +132,6 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_STREAM,
                 SM90_GATHER,
                 SM90_RING,
-                SM90_FP8,
-                SM90_WIDEN,
                 SM90_ROWS_BLOCK,
                 SM90_SPLIT_ROWS,
             ],
@@ -147,6 +146,15 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_KEYS_RESULT,
                 SM90_SPLIT_KEYS,
             ],
+            select_sm90::WIDE_FORM => &[
+                SM90_WGMMA,
+                SM90_STREAM,
+                SM90_GATHER,
+                SM90_UNITS,
+                SM90_FP8,
+                SM90_WIDE_BLOCK,
+                SM90_SPLIT_WIDE,
+            ],
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_FEW_BLOCK, SM90_SPLIT_FEW],
             select_few::EITHER_FORM => &[
@@ -157,8 +165,6 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_FEW_BLOCK,
                 SM90_GATHER,
                 SM90_RING,
-                SM90_FP8,
-                SM90_WIDEN,
                 SM90_ROWS_BLOCK,
                 SM90_SPLIT_EITHER,
             ],

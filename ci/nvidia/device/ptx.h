@@ -150,6 +150,9 @@ inline void mbarrier_try_wait_parity_shared_cta_b64(bool& done, uint32_t at, uin
     machine::barrier_wait(at, (int)parity);
     done = true;
 }
+inline void mbarrier_test_wait_parity_shared_cta_b64(bool& done, uint32_t at, uint32_t parity) {
+    done = machine::barrier_passed(at, (int)parity);
+}
 
 /// Any one lane of the warp may be chosen.
 inline void elect_sync(bool& is, uint32_t) {

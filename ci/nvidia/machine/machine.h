@@ -48,6 +48,7 @@ void barrier_init(uint32_t at, int arrivals);
 void barrier_arrive(uint32_t at);
 void barrier_expect(uint32_t at, int bytes);
 void barrier_wait(uint32_t at, int parity);
+bool barrier_passed(uint32_t at, int parity);
 
 // ---- copies ----
 
