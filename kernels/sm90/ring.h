@@ -64,7 +64,6 @@ struct Ring {
 
 /// Warps that copy boxes, every so manieth of a tile each: one issues large ones fast enough.
 constexpr int LOADERS = SMALL_BOXES ? 4 : 1;
-DEVICE int loader() { return LOADERS == 1 ? 0 : unhoisted(thread_index()) / 32; }
 
 /// The boxes of a part's pieces, as many rows of a page each as its size allows. The lanes take those of a piece in turn, so that page
 /// ids are read 32 at a time, and as far ahead.
@@ -83,7 +82,10 @@ struct Boxes {
     /// Of a tile.
     DEVICE int boxes() const { return TILE_TOKENS >> shift; }
 
-    DEVICE void begin_at(int first) { token = first + (lane_index() << shift); }
+    DEVICE void begin_at(int first) {
+        token = first + (lane_index() << shift);
+        used = 32;
+    }
 
     /// A page past the piece's end is not looked up, and one outside the cache is not followed: their rows become zeros.
     DEVICE int look_up(const DecodeParams& p, int seq, int end) const { return token < end ? *page_entry(p, seq, token) : -1; }
@@ -112,19 +114,20 @@ struct Boxes {
         page_ahead = look_up(p, at.seq, at.end);
     }
 
-    /// Goes on to the piece's next tile; whether all that were taken are used up.
-    DEVICE bool advance() {
-        used += boxes();
-        return used >= 32;
-    }
+    /// Goes on to the piece's next tile.
+    DEVICE void advance() { used += boxes(); }
+    DEVICE bool used_up() const { return used >= 32; }
 
-    /// Copies `count` units of columns of this lane's rows of the tile at hand, if it has some that this warp is to copy.
-    DEVICE void copy(const TensorMap& map, int column, uint32 to, int count, uint32 full) const {
-        int place = unhoisted(lane_index()) - used;
-        if ((uint32)place >= (uint32)boxes() || (place & LOADERS - 1) != loader()) return;
-        to += (place << shift) * UNIT_COLUMNS * 2;
-        NO_UNROLL for (int unit = 0; unit < count; unit++) {
-            copy_box(to + unit * UNIT_BYTES, map, (column + unit) * UNIT_COLUMNS, entry, page, full + unit * 8);
+    /// Copies this warp's boxes of `count` units of columns, of the tile at hand.
+    template <int count>
+    DEVICE void copy(const TensorMap& map, int column, uint32 to, uint32 full, int warp) const {
+        NO_UNROLL for (int box = warp; box < boxes(); box += LOADERS) {
+            int its_page = from_lane(page, used + box), its_entry = from_lane(entry, used + box);
+            if (!elected()) continue;
+            uint32 at = to + (box << shift) * UNIT_COLUMNS * 2;
+            UNROLL for (int i = 0; i < count; i++) {
+                copy_box(at + i * UNIT_BYTES, map, (column + i) * UNIT_COLUMNS, its_entry, its_page, full + i * 8);
+            }
         }
     }
 };
@@ -143,37 +146,36 @@ DEVICE void release(uint32 barrier) {
 template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
                        Turn turn) {
+    int warp = LOADERS == 1 ? 0 : warp_of_group();
     Boxes boxes(p, part);
-    if (loader() == 0) fetch_later_pages(p, part);
+    if (warp == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
     boxes.confirm(p, part, at);
     HalfPlace half = {0, 0};
-    bool used_up = true;
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
-        if (used_up) boxes.take(p, at);
+        if (boxes.used_up()) boxes.take(p, at);
         if (ROPE_DIM > 0) {
             uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
-            if (unhoisted(thread_index()) == 0) barrier_expect(full, UNIT_BYTES);
+            if (warp == 0 && lane_index() == 0) barrier_expect(full, UNIT_BYTES);
             warp_barrier();
-            boxes.copy(rope, 0, ring.rotary(), 1, full);
+            boxes.copy<1>(rope, 0, ring.rotary(), full, warp);
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
             int column = (i ^ odd) * HALF_UNITS;  // the half of the tile's own side is done with first, and comes first
             uint32 full = ring.half_full(half.index);
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            if (loader() == 0 && lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
+            if (warp == 0 && lane_index() < HALF_UNITS) barrier_expect(full + lane_index() * 8, UNIT_BYTES);
             warp_barrier();
-            boxes.copy(latent, column, ring.half(half.index), HALF_UNITS, full);
+            boxes.copy<HALF_UNITS>(latent, column, ring.half(half.index), full, warp);
             half.advance();
         }
         int seq = at.seq;
         at.advance(p, part);
-        used_up = boxes.advance();
+        boxes.advance();
         if (!ONE_PIECE && at.more && at.seq != seq) {
             boxes.begin(p, at);
-            used_up = true;
-            if (loader() == 0) turn(at.seq);
+            if (warp == 0) turn(at.seq);
         }
     }
 }

@@ -71,6 +71,13 @@ DEVICE void warp_barrier() { __syncwarp(); }
 /// Whether any lane of the warp says so; the same answer in all.
 DEVICE bool warp_any(bool condition) { return __any_sync(0xffffffffu, condition); }
 
+/// True in one lane of the warp, all of whose lanes must ask: what it alone begins needs no loop over lanes.
+DEVICE bool elected() {
+    int is;
+    asm volatile("{\n.reg .pred one;\nelect.sync _|one, 0xffffffff;\nselp.b32 %0, 1, 0, one;\n}" : "=r"(is));
+    return is != 0;
+}
+
 /// Makes this thread's ordinary stores to shared memory visible to matrix products and bulk copies.
 DEVICE void publish_to_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 

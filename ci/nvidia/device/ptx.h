@@ -154,6 +154,12 @@ inline void mbarrier_test_wait_parity_shared_cta_b64(bool& done, uint32_t at, ui
     done = machine::barrier_passed(at, (int)parity);
 }
 
+/// Any one lane of the warp may be chosen.
+inline void elect_sync(bool& is, uint32_t) {
+    machine::meet("elect.sync", nullptr, [](void* const*, int) {});
+    is = machine::lane() == 0;
+}
+
 inline void setmaxnreg_dec_sync_aligned_u32(int) {
     machine::meet("setmaxnreg.dec", nullptr, [](void* const*, int) {});
 }

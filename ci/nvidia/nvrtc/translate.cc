@@ -105,6 +105,7 @@ std::string arguments(const std::string& operands) {
         } else if (operand[0] == '%') {
             out += "a" + operand.substr(1);
         } else {
+            if (operand.rfind("_|", 0) == 0) operand = operand.substr(2);  // the first of two results is not wanted
             out += operand == "_" ? "ptx::sink" : operand;
         }
     }
