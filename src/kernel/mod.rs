@@ -141,9 +141,10 @@ impl Variant {
     }
 
     /// Neighbouring blocks of stage 1 that are best launched as a cluster: where each piece has an even number of `row_blocks`, pairs of
-    /// them in the form that reads most of what they share.
+    /// them in the forms of many rows, which read most of what they share.
     pub(crate) fn cluster(&self, row_blocks: usize) -> u32 {
-        let pairs = self.entry == Entry::DecodeSplit && matches!(self.form, select_sm90::ROWS_FORM | select_sm90::WIDE_FORM);
+        let pairs =
+            self.entry == Entry::DecodeSplit && matches!(self.form, select_sm90::ROWS_FORM | select_sm90::WIDE_FORM);
         if pairs && row_blocks.is_multiple_of(2) { 2 } else { 1 }
     }
 }

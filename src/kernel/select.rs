@@ -92,7 +92,9 @@ fn layout_of(arch: &str) -> Layout {
 /// `kernels/mla_decode_split_turns.cu`, which `ci/kernels.py` compiles against this.
 pub fn split_shared_bytes(variant: &Variant, arch: &str) -> u32 {
     match variant.form {
-        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM | select_sm90::WIDE_FORM => return select_sm90::shared_bytes(variant),
+        select_sm90::ROWS_FORM | select_sm90::KEYS_FORM | select_sm90::WIDE_FORM => {
+            return select_sm90::shared_bytes(variant);
+        }
         select_cdna::SLICES_FORM | select_cdna::ROWS_FORM | select_cdna::OWN_ROWS_FORM => {
             return select_cdna::shared_bytes(variant);
         }

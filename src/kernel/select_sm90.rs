@@ -160,7 +160,12 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
         // it is.
         let units = stages + variant.kv_lora_rank / 64 + u32::from(variant.rope_dim > 0) + 3;
         let of_rows = 3 * 4 + 2 * (8 + 4 + 8 + 8 + 4) + 2 * (4 * 4 + 4) + 4;
-        return units * UNIT_BYTES + rows * of_rows + (3 * 4 + 2 * 4u32).next_multiple_of(16) + 2 * 32 + 8 + 2 * stages * 8;
+        return units * UNIT_BYTES
+            + rows * of_rows
+            + (3 * 4 + 2 * 4u32).next_multiple_of(16)
+            + 2 * 32
+            + 8
+            + 2 * stages * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;

@@ -127,14 +127,9 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
     match variant.entry {
         Entry::Plan => &[FEW, PLAN],
         Entry::DecodeSplit => match variant.form {
-            select_sm90::ROWS_FORM => &[
-                SM90_WGMMA,
-                SM90_STREAM,
-                SM90_GATHER,
-                SM90_RING,
-                SM90_ROWS_BLOCK,
-                SM90_SPLIT_ROWS,
-            ],
+            select_sm90::ROWS_FORM => {
+                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_ROWS_BLOCK, SM90_SPLIT_ROWS]
+            }
             select_sm90::KEYS_FORM => &[
                 SM90_WGMMA,
                 SM90_STREAM,
@@ -146,15 +141,9 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_KEYS_RESULT,
                 SM90_SPLIT_KEYS,
             ],
-            select_sm90::WIDE_FORM => &[
-                SM90_WGMMA,
-                SM90_STREAM,
-                SM90_GATHER,
-                SM90_UNITS,
-                SM90_FP8,
-                SM90_WIDE_BLOCK,
-                SM90_SPLIT_WIDE,
-            ],
+            select_sm90::WIDE_FORM => {
+                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_WIDE_BLOCK, SM90_SPLIT_WIDE]
+            }
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
             select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_FEW_BLOCK, SM90_SPLIT_FEW],
             select_few::EITHER_FORM => &[
