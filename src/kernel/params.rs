@@ -131,17 +131,28 @@ pub struct DecodeParams {
     pub settled: i32,
     /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,
-    /// [`inverse_of`] `num_groups`: kernels divide by these three often.
+    /// `2^32 / num_groups`, rounded up, or 0 of 1: kernels divide by these three often. [`Self::with_inverses`] sets them.
     pub groups_inverse: u32,
-    /// [`inverse_of`] `num_heads`.
+    /// Likewise of `num_heads`.
     pub heads_inverse: u32,
-    /// [`inverse_of`] `page_size`.
+    /// Likewise of `page_size`.
     pub page_inverse: u32,
+}
+
+impl DecodeParams {
+    /// With the inverses of the divisors that it has.
+    #[must_use]
+    pub const fn with_inverses(mut self) -> Self {
+        self.groups_inverse = inverse_of(self.num_groups);
+        self.heads_inverse = inverse_of(self.num_heads);
+        self.page_inverse = inverse_of(self.page_size);
+        self
+    }
 }
 
 /// `2^32 / divisor`, rounded up: the upper half of a product with it is a quotient or one more. 0 of the divisor 1, which kernels ask for
 /// apart.
-pub const fn inverse_of(divisor: i32) -> u32 {
+const fn inverse_of(divisor: i32) -> u32 {
     if divisor <= 1 { 0 } else { (1_u64 << 32).div_ceil(divisor as u64) as u32 }
 }
 

@@ -11,7 +11,7 @@ use super::check;
 use crate::backend::{Backend, DecodeKernels, DecodeShape, FewTokens};
 use crate::config::MlaConfig;
 use crate::error::{Error, Result};
-use crate::kernel::params::{DecodeParams, ScheduleKind, inverse_of};
+use crate::kernel::params::{DecodeParams, ScheduleKind};
 use crate::kernel::{Launch, Params};
 use crate::observe::span;
 use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
@@ -313,11 +313,9 @@ impl<B: Backend> MlaDecode<B> {
             few_tokens: check::int("policy", few_tokens)?,
             few_blocks: check::int("policy", plan.decode.few_blocks)?,
             merged_pieces: plan.decode.merged_pieces,
-            groups_inverse: inverse_of(check::int("query_len", num_groups)?),
-            heads_inverse: inverse_of(check::int("num_heads", shape.num_heads)?),
-            page_inverse: inverse_of(check::int("page_size", self.config.page_size)?),
             ..bytemuck::Zeroable::zeroed()
-        })
+        }
+        .with_inverses())
     }
 }
 

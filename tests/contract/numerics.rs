@@ -274,7 +274,8 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         sm_scale: 1.0,
         kv_scale: 1.0,
         ..bytemuck::Zeroable::zeroed()
-    };
+    }
+    .with_inverses();
     let launch = Launch {
         grid: [plan.decode().reduce_blocks as u32, 1, 1],
         threads: plan.kernels().reduce.threads,

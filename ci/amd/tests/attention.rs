@@ -240,7 +240,8 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, lens: [i32; 3]
         sm_scale,
         kv_scale,
         ..DecodeParams::zeroed()
-    };
+    }
+    .with_inverses();
     let arguments = Arguments::default().block(bytemuck::bytes_of(&params));
     let group_rows = (query_len * HEADS) as u32;
     let grid = group_rows.div_ceil(variant.block_rows) * slots as u32;
@@ -387,7 +388,8 @@ fn the_order_of_blocks_is_a_permutation() {
                 num_kv_splits: splits,
                 num_parts: parts,
                 ..DecodeParams::zeroed()
-            };
+            }
+            .with_inverses();
             let (items, row_blocks) = ((parts + batch * splits) as usize, row_blocks as usize);
             let arguments = Arguments::default().block(bytemuck::bytes_of(&params)).pointer(out);
             gpu.launch(&gpu.kernel("order"), (items * row_blocks).div_ceil(64) as u32, 64, &arguments).expect("runs");
