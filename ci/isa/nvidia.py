@@ -71,6 +71,9 @@ HEADING = (
 )
 
 
+WIDE_FORM = 10  # as in select_sm90.rs
+
+
 def counts(instructions):
     kinds = Counter(all=len(instructions))
     for instruction in instructions:
@@ -92,8 +95,8 @@ def look(variant, code):
             problems.append(f"{of['local']} accesses of local memory in a main loop")
         asynchronous = [i.name for i in body if "GMMA" in i.name]
         waits = sum(i.name.startswith("WARPGROUP.DEPBAR") for i in body)
-        # Where operands become 16 bits in registers, the registers of one product are waited for before the next but few.
-        each = 2 if "fp8" in variant["name"] and variant["form"] > 0 else 1
+        # The wide form waits before each product for the registers of the third before it: serialised ones would be waited for twice.
+        each = 2 if variant["form"] == WIDE_FORM else 1
         if len(asynchronous) > 1 and waits >= each * len(asynchronous):
             problems.append(f"{waits} waits for {len(asynchronous)} matrix instructions of a warpgroup")
     takes = f"{code.registers:9} {variant['shared_bytes'] + code.static:6} {code.spills:5} |"
