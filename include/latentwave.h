@@ -432,6 +432,9 @@ typedef struct {
   int32_t no_piecewise;
   // 1 to use graphs even on drivers known to corrupt them.
   int32_t ignore_driver_rules;
+  // 1 if nothing but a step's own tokens is written to a cache, and nothing to a block table, while a step runs: kernels may then copy
+  // older rows while the layer before still runs.
+  int32_t history_final;
 } lw_session_config;
 
 // What a session is.

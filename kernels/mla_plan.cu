@@ -5,6 +5,7 @@
 constexpr int WAVES = THREADS / WAVE;
 constexpr int64 SNAP_TILES = 2;  // as in plan/balance.rs
 constexpr int64 SLACK = 8;
+constexpr int64 PIECE_SLACK = 5, WHOLE_SLACK = 16;
 constexpr int64 PIECE_LENGTHS = 5;
 
 /// Floor and ceiling of a quotient; `b` > 0.
@@ -75,18 +76,18 @@ DEVICE int tiles_of(const DecodeParams& p, int virtual_seq) { return divide_up(e
 /// Chooses how to cut sequences that may have several pieces, given the sum of their costs and the longest and the shortest.
 DEVICE Cut choose(const DecodeParams& p, int64 total, int64 longest, int64 shortest, int64 count, int64 SHARED* wave_value) {
     int64 even = larger(ceil_div(total, p.num_parts), larger(ceil_div(longest, p.num_kv_splits - 1), (int64)1));
-    int64 most = even + even / SLACK;
+    auto longer_by = [&](int64 most) { return even + (even / SLACK < most ? even / SLACK : most); };
     int64 mean = larger(ceil_div(total - count * p.fixed_cost, p.num_parts), ceil_div(longest - p.fixed_cost, p.num_kv_splits));
     NO_UNROLL for (int i = 0; i < PIECE_LENGTHS; i++) {
         Cut pieces = {0, 1, 0, 0, mean + i * ceil_div(mean, 32)};
-        if (pieces.piece <= 0 || pieces.piece > most) break;
+        if (pieces.piece <= 0 || pieces.piece > longer_by(PIECE_SLACK)) break;
         int64 sum = 0;
         for (int v = thread_index(); v < p.batch * num_groups(p); v += THREADS) sum += pieces.cost(tiles_of(p, v));
         block_scan(sum, wave_value, pieces.total);
         if (pieces.total <= p.num_parts) return pieces;
     }
     int64 whole = ceil_div(even, larger(longest, (int64)1)) * longest;
-    int64 chunk = shortest == longest && whole <= most ? whole : even;
+    int64 chunk = shortest == longest && whole <= longer_by(WHOLE_SLACK) ? whole : even;
     return {total, chunk, chunk / 4 < SNAP_TILES ? chunk / 4 : SNAP_TILES, p.fixed_cost, 0};
 }
 

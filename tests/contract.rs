@@ -3,6 +3,8 @@
 mod common;
 #[path = "contract/graphs.rs"]
 mod graphs;
+#[path = "contract/layers.rs"]
+mod layers;
 #[path = "contract/memory.rs"]
 mod memory;
 #[path = "contract/numerics.rs"]
@@ -40,6 +42,9 @@ macro_rules! backend_contract {
                     a_forbidden_call_breaks_only_its_capture,
                     an_error_in_the_closure_ends_the_capture,
                     captures_do_not_nest,
+                },
+                layers::{
+                    rows_of_the_step_are_read_in_their_turn,
                 },
                 memory::{
                     memory_that_runs_out_is_an_error,

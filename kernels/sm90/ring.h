@@ -145,7 +145,7 @@ DEVICE void release(uint32 barrier) {
 /// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
 template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
-                       Turn turn) {
+                       LoadersTurn own, Turn turn) {
     int warp = LOADERS == 1 ? 0 : warp_of_group();
     Boxes boxes(p, part);
     if (warp == 0) fetch_later_pages(p, part);
@@ -154,6 +154,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
     HalfPlace half = {0, 0};
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
         if (boxes.used_up()) boxes.take(p, at);
+        own.await(p, at);
         if (ROPE_DIM > 0) {
             uint32 full = ring.rotary_full(odd);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
@@ -181,11 +182,12 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
 }
 
 /// The loader of the rows form, as `load_tiles`, where rows are gathered: a warpgroup, each of its warps at its own pace.
-DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring) {
+DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, const Ring& ring, LoadersTurn own) {
     Gather rows;
     HalfPlace half = {0, 0};
     rows.ask(p, at);
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
+        own.await(p, at);
         rows.find(p, at);
         at.advance(p, part);
         rows.ask(p, at);

@@ -464,7 +464,8 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
     barrier_publish_init();
 }
 
-/// The block's part of the schedule: known before the block's turn, if it has not come, where schedules stand.
+/// The block's part of the schedule: known before the block's turn, if it has not come, where schedules stand. Where the cache does, too,
+/// the loader does not wait for the turn.
 DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, bool waited) {
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -472,7 +473,8 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     Part part = {0, 0, 0, 0, 0};
     if (p.settled) part = find_part(p, item);
-    if (!waited) take_turn();
+    bool early = !waited && p.settled == CACHE_SETTLED && !part.empty();
+    if (!waited && !early) take_turn();
     barrier();
     if (!p.settled) part = find_part(p, item);
     if (part.empty()) return;
@@ -480,15 +482,16 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if constexpr (GATHERS) {
-            gather_tiles(p, part, Cursor(p, part), ring);
+            gather_tiles(p, part, Cursor(p, part), ring, {!early});
         } else if (warp_of_group() < LOADERS) {
-            load_tiles(p, part, latent, rope, ring, [&](int seq) {
+            load_tiles(p, part, latent, rope, ring, {!early}, [&](int seq) {
                 int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);  // again: registers are few
                 Queries::fetch_near(p, seq, unhoisted(block_index()) % row_blocks * BLOCK_ROWS);
             });
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
+        if (early) take_turn();
         attend_part(p, item, part, first_row, role - 1, shared, ring.of_operands());
     }
 }

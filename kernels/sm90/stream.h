@@ -92,6 +92,18 @@ struct Cursor {
     }
 };
 
+/// The turn of a loader: what the caller has said to be final it copies before that has come.
+struct LoadersTurn {
+    bool has_come;
+
+    /// Sees to it that the tile at a cursor may be read: it has, or none of its rows are of this step's tokens.
+    DEVICE void await(const DecodeParams& p, const Cursor& at) {
+        if (has_come || at.token + TILE_TOKENS <= at.end - p.query_len) return;
+        grid_dependency_wait();
+        has_come = true;
+    }
+};
+
 /// Where the block table has the page of a token.
 DEVICE const int GLOBAL* page_entry(const DecodeParams& p, int seq, int token) {
     return global_pointer<const int>(p.block_table) + seq_of(p, seq) * p.table_stride + column_of(p, token);

@@ -72,11 +72,12 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     int early = early_page(p, part);
     if (loader == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
-    if (p.settled) take_turn();
+    LoadersTurn own = {p.settled != CACHE_SETTLED};
+    if (p.settled == LENGTHS_SETTLED) take_turn();
     int lane = lane_index();
     int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
-    bool as_part = !p.settled && at.seq == part.seq;  // else what is early has made the page's entry come near
+    bool as_part = p.settled != LENGTHS_SETTLED && at.seq == part.seq;  // else what is early has made the page's entry come near
     int seq = -1;
     int first = 0;  // lane of the tile's first box
     int token = 0;  // of this lane's next box
@@ -101,6 +102,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
             token += 32 * rows;
             page_ahead = look_up();
         }
+        own.await(p, at);
         int box = lane - first;
         auto fill = [&](int unit, const UnitPlace& place) {
             if (place.index % loaders != loader) return;
@@ -131,10 +133,12 @@ DEVICE void gather_units(const DecodeParams& p, int item, const Units& units) {
     Gather rows;
     rows.page_ahead = early_page(p, part);
     Cursor at(p, part);
-    if (p.settled) take_turn();
-    if (p.settled || at.seq != part.seq) rows.ask(p, at);
+    LoadersTurn own = {p.settled != CACHE_SETTLED};
+    if (p.settled == LENGTHS_SETTLED) take_turn();
+    if (p.settled == LENGTHS_SETTLED || at.seq != part.seq) rows.ask(p, at);
     UnitPlace place = {0, 1};
     NO_UNROLL while (at.more) {
+        own.await(p, at);
         rows.find(p, at);
         at.advance(p, part);
         rows.ask(p, at);

@@ -232,7 +232,7 @@ DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared) {
     // empty, which is seldom.
     int seq = part.seq, asked = -1;
     int first = -1, end = 0, split = 0, token = 0;
-    NO_UNROLL for (int look = p.settled; look < 2; look++) {
+    NO_UNROLL for (int look = p.settled ? 1 : 0; look < 2; look++) {
         if (look) {
             Cursor at(p, part);
             if (p.settled) take_turn();

@@ -60,6 +60,9 @@ pub struct lw_session_config {
     pub no_piecewise: i32,
     /// 1 to use graphs even on drivers known to corrupt them.
     pub ignore_driver_rules: i32,
+    /// 1 if nothing but a step's own tokens is written to a cache, and nothing to a block table, while a step runs: kernels may then copy
+    /// older rows while the layer before still runs.
+    pub history_final: i32,
 }
 
 block!(lw_session_config);
@@ -122,6 +125,7 @@ pub(super) unsafe fn config(args: &lw_session_config) -> Result<SessionConfig> {
         max_capture_size: Some(size("max_capture_size", args.max_capture_size)?).filter(|&most| most > 0),
         piecewise: !flag("no_piecewise", args.no_piecewise)?,
         ignore_driver_rules: flag("ignore_driver_rules", args.ignore_driver_rules)?,
+        history_final: flag("history_final", args.history_final)?,
         ..usual
     })
 }

@@ -127,7 +127,8 @@ pub struct DecodeParams {
     pub few_tokens: i32,
     /// Blocks of stage 2 that merge those pieces.
     pub few_blocks: i32,
-    /// 1 where lengths and schedule were final before the kernel before this one began: they may be read before that one has ended.
+    /// What was final before the kernel before this one began, and may be read before that one has ended: nothing (0), lengths and
+    /// schedule (1), or also block tables and rows that are of no token of this step (2).
     pub settled: i32,
     /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,

@@ -266,7 +266,7 @@ pub fn write_cache<B: Backend>(stream: &Stream<B>, cache: &KvCache<B>, write: &C
         grid: [num_tokens as u32, 1, 1],
         threads: variant.threads,
         shared_bytes: 0,
-        dependent: false,
+        dependent: true,
         cluster: 1,
     };
     stream.retain(&[Some(kv_c), k_pe, Some(slot_mapping), Some(&cache.latent), cache.rope.as_ref()]);

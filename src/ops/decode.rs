@@ -34,6 +34,7 @@ pub struct MlaDecode<B: Backend> {
     q_dtype: DType,
     kv_dtype: DType,
     portable: bool,
+    history_final: bool,
 }
 
 /// A [`DecodePlan`] with its kernels compiled and loaded.
@@ -99,7 +100,8 @@ impl<B: Backend> MlaDecode<B> {
         if !QUERY_TYPES.contains(&q_dtype) {
             return Err(Error::DType { arg: "q", expected: QUERY_TYPES, got: q_dtype });
         }
-        let decode = Self { backend: backend.clone(), config, q_dtype, kv_dtype, portable: false };
+        let decode =
+            Self { backend: backend.clone(), config, q_dtype, kv_dtype, portable: false, history_final: false };
         decode.kernels(1, 1, 1)?;
         Ok(decode)
     }
@@ -108,6 +110,16 @@ impl<B: Backend> MlaDecode<B> {
     /// what serves the others.
     pub fn portable(self, portable: bool) -> Self {
         Self { portable, ..self }
+    }
+
+    /// Promises, or not, that a step's history was final before the step began: of every layer's cache the rows below
+    /// `seq_len - query_len` of each sequence, and the block tables, were written by work that was enqueued before the step's first
+    /// [`attend`](Scheduled::attend), none of it between its layers. Rows of the step's own tokens may be written at any time before their
+    /// layer. From a step's second layer on kernels then copy such rows while the layer before still runs; where the promise is
+    /// broken, results may be of older rows. It is kept by engines that write nothing but each step's own tokens, and share
+    /// pages between sequences only in steps after the one that wrote them. Indifferent on the host and for kernels that copy nothing early.
+    pub fn history_final(self, history_final: bool) -> Self {
+        Self { history_final, ..self }
     }
 
     /// The layer shape.
@@ -401,7 +413,7 @@ impl<B: Backend> Scheduled<'_, B> {
             lse_stride_token: lse_token,
             num_pages: args.kv_cache.num_pages() as i64,
             kv_scale: args.kv_scale,
-            settled: i32::from(self.settled),
+            settled: i32::from(self.settled) * (1 + i32::from(decode.history_final)),
             ..*base
         };
 

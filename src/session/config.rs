@@ -34,6 +34,9 @@ pub struct SessionConfig {
     pub num_pages: usize,
     /// How sequences are split.
     pub policy: SplitPolicy,
+    /// Whether nothing but a step's own tokens is written to a cache during the step, as [`MlaDecode::history_final`](crate::MlaDecode::history_final)
+    /// says in full.
+    pub history_final: bool,
     /// The graph mode wanted; what can be had is [resolved](super::DecodeSession::resolved).
     pub graph_mode: GraphMode,
     /// Sizes to capture, in tokens; `None` for the default ones.
@@ -60,6 +63,7 @@ impl SessionConfig {
             num_spec_tokens: 0,
             num_pages,
             policy: SplitPolicy::Auto,
+            history_final: false,
             graph_mode: GraphMode::FullAndPiecewise,
             capture_sizes: None,
             max_capture_size: None,

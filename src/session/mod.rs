@@ -130,7 +130,8 @@ impl<B: GraphBackend> DecodeSession<B> {
             max_seq_len = config.max_seq_len,
             query_len = config.query_len(),
         );
-        let decode = MlaDecode::new(&backend, config.mla, config.q_dtype, config.kv_dtype)?;
+        let decode =
+            MlaDecode::new(&backend, config.mla, config.q_dtype, config.kv_dtype)?.history_final(config.history_final);
 
         let mut builders: Vec<Box<dyn AttentionBuilder + Send>> = vec![Box::new(own_builder(&decode, &config)?)];
         builders.extend(further);

@@ -280,6 +280,7 @@ fn session_configurations_that_cannot_be_are_refused() {
         ("graph_mode", |c, _| c.graph_mode = -1),
         ("no_piecewise", |c, _| c.no_piecewise = 3),
         ("ignore_driver_rules", |c, _| c.ignore_driver_rules = -1),
+        ("history_final", |c, _| c.history_final = 2),
         ("max_capture_size", |c, _| c.max_capture_size = -1),
         ("capture_sizes", |c, sizes| (c.capture_sizes, c.num_capture_sizes) = (sizes.as_ptr(), 2)),
         ("num_capture_sizes", |c, sizes| (c.capture_sizes, c.num_capture_sizes) = (sizes.as_ptr(), -1)),

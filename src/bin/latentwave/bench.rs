@@ -48,6 +48,9 @@ pub(crate) struct Args {
     /// Leave out the kernels that are made for one architecture alone.
     #[arg(long)]
     portable: bool,
+    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    #[arg(long)]
+    history_final: bool,
     /// Longest sequence that graphs are captured for, in tokens; longer points raise it.
     #[arg(long, value_name = "TOKENS", default_value_t = 0)]
     captured_for: usize,
@@ -119,6 +122,7 @@ impl Job for Bench<'_> {
             kv_dtype: args.types.kv(),
             policy: args.split_policy,
             portable: args.portable,
+            history_final: args.history_final,
             pool_bytes: args
                 .pool
                 .checked_mul(1 << 20)

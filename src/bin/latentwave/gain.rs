@@ -39,6 +39,9 @@ pub(crate) struct Args {
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
     split_policy: SplitPolicy,
+    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    #[arg(long)]
+    history_final: bool,
     /// Write every number as JSON.
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -178,7 +181,7 @@ impl<B: GraphBackend> StepData<B> {
         drop(Tensor::empty(backend, shape, kv_dtype)?);
         let mut order: Vec<i32> = (0..num_pages).collect();
         rng.shuffle(&mut order);
-        let decode = MlaDecode::new(backend, mla, q_dtype, kv_dtype)?;
+        let decode = MlaDecode::new(backend, mla, q_dtype, kv_dtype)?.history_final(args.history_final);
         let plan = decode.plan(batch, 1, args.seq_len, args.split_policy)?;
         let q = Rows::random(q_dtype, batch, mla.num_heads * mla.head_dim(), &mut rng);
         let page = Rows::random(kv_dtype, mla.page_size, mla.head_dim(), &mut rng);

@@ -90,6 +90,9 @@ pub(crate) struct Args {
     /// The engine cannot take attention out of its graphs.
     #[arg(long, help_heading = "Graphs")]
     no_piecewise: bool,
+    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    #[arg(long, help_heading = "Graphs")]
+    history_final: bool,
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, default_value = "auto", value_name = "POLICY", value_parser = args::split_policy, help_heading = "Graphs")]
     split_policy: SplitPolicy,
@@ -246,6 +249,7 @@ impl Replay<'_> {
             max_num_batched_tokens: limits.max_num_batched_tokens,
             num_spec_tokens: limits.spec_tokens,
             policy: args.split_policy,
+            history_final: args.history_final,
             graph_mode: args.graph_mode,
             capture_sizes: args.capture_sizes.clone(),
             max_capture_size: args.max_capture_size,

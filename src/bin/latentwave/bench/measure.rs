@@ -28,6 +28,8 @@ pub(crate) struct Method {
     pub(crate) policy: SplitPolicy,
     /// Whether kernels made for one architecture alone are left out.
     pub(crate) portable: bool,
+    /// As [`MlaDecode::history_final`].
+    pub(crate) history_final: bool,
     /// Bytes of cache that the layers of a graph take together at least, so that each layer finds its own one cold.
     pub(crate) pool_bytes: usize,
     /// Most layers with a cache of their own.
@@ -107,7 +109,8 @@ pub(crate) fn measure<B: GraphBackend>(
     method: &Method,
 ) -> Result<Option<Measurement>> {
     let mla = MlaConfig { num_heads: point.num_heads, ..*mla };
-    let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?.portable(method.portable);
+    let decode = MlaDecode::new(backend, mla, method.q_dtype, method.kv_dtype)?;
+    let decode = decode.portable(method.portable).history_final(method.history_final);
     let Some(inputs) = Inputs::new(backend, &mla, point, method)? else { return Ok(None) };
     let longest = inputs.lens.iter().copied().max().unwrap_or(0) as usize;
     let longest = longest.max(method.max_seq_len);

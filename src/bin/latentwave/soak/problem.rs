@@ -145,6 +145,8 @@ pub(super) struct Problem {
     pub(super) lse: bool,
     /// Without the kernels that are made for one architecture alone.
     pub(super) portable: bool,
+    /// Whether kernels are promised that all of the cache is final but a step's own tokens.
+    pub(super) history_final: bool,
     /// Latent and rope parts in two tensors.
     pub(super) split_cache: bool,
     pub(super) rounds: Vec<Round>,
@@ -293,6 +295,7 @@ impl Problem {
             numbers: SplitMix64::new(rng.next_u64()),
             checked_rows: size.checked_rows,
             layers: if given.is_some() { 1 } else { 1 + rng.below(3) },
+            history_final: rng.below(2) == 0,
         }
     }
 
@@ -390,9 +393,10 @@ impl fmt::Display for Problem {
             f,
             "{batch} sequences of {query_len} query tokens (causal {causal}), {num_heads} heads of {kv_lora_rank} + {qk_rope_head_dim}, \
              pages of {page_size}, {q_dtype} over {kv_dtype} x {kv_scale}, scale {sm_scale}, soft cap {softcap}, {policy:?} planned for \
-             {}, portable {}, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
+             {}, portable {}, history final {}, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
             self.planned,
             self.portable,
+            self.history_final,
             self.lse,
             self.q_block.shape,
             self.q_block.whole,

@@ -101,7 +101,8 @@ struct Device<B: GraphBackend> {
 impl<B: GraphBackend> Device<B> {
     fn new(backend: &B, problem: &Problem) -> Result<Self> {
         let Problem { config, q_dtype, kv_dtype, batch, query_len, policy, planned, .. } = *problem;
-        let decode = MlaDecode::new(backend, config, q_dtype, kv_dtype)?.portable(problem.portable);
+        let decode = MlaDecode::new(backend, config, q_dtype, kv_dtype)?;
+        let decode = decode.portable(problem.portable).history_final(problem.history_final);
         let plan = decode.plan(batch, query_len, planned, policy)?;
         let mut workspace = Workspace::new(backend, 1)?;
         workspace.reserve(0, &plan.decode().workspace_views())?;

@@ -1,0 +1,138 @@
+//! Layers of one step, each of which writes its own tokens' rows before they are read.
+
+use latentwave::ops::{CacheWrite, write_cache};
+use latentwave::reference;
+use latentwave::testing::{nan_byte, poisoned};
+use latentwave::{DType, DecodeArgs, Error, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace};
+
+use super::numerics::layer;
+use crate::common::{Problem, encode, tensor, values};
+
+/// A layer's tensors: a cache whose rows of this step's tokens are still to be written, and those rows.
+struct Layer<B: GraphBackend> {
+    problem: Problem,
+    cache: Tensor<B>,
+    poisoned: Vec<u8>,
+    latent: Tensor<B>,
+    rope: Tensor<B>,
+    out: Tensor<B>,
+    lse: Tensor<B>,
+}
+
+/// Cache rows of the step's tokens, in the order of its queries; -1 where a sequence is shorter.
+fn slots(problem: &Problem) -> Vec<i64> {
+    let (page_size, query_len) = (problem.config.page_size as i64, problem.query_len as i64);
+    let of_sequence = |(table, &len): (&[i32], &i32)| {
+        let tokens = i64::from(len) - query_len..i64::from(len);
+        let slot = |at: i64| i64::from(table[(at / page_size) as usize]) * page_size + at % page_size;
+        tokens.map(|at| if at < 0 { -1 } else { slot(at) }).collect::<Vec<_>>()
+    };
+    problem.block_table.chunks(problem.table_width()).zip(&problem.seq_lens).flat_map(of_sequence).collect()
+}
+
+impl<B: GraphBackend> Layer<B> {
+    fn new(backend: &B, problem: Problem, slots: &[i64]) -> Self {
+        let Problem { config, q_dtype, kv_dtype, query_len, .. } = problem.clone();
+        let (rank, width, row_bytes) = (config.kv_lora_rank, config.head_dim(), problem.row_bytes());
+        let mut poisoned_cache = problem.cache.clone();
+        let (mut latent, mut rope) = (Vec::new(), Vec::new());
+        for &slot in slots {
+            let bytes = slot.max(0) as usize * row_bytes..(slot.max(0) as usize + 1) * row_bytes;
+            let row = reference::to_f64(kv_dtype, &problem.cache[bytes.clone()], 1.0);
+            latent.extend_from_slice(&row[..rank]);
+            rope.extend_from_slice(&row[rank..]);
+            if slot >= 0 {
+                poisoned_cache[bytes].fill(nan_byte(kv_dtype));
+            }
+        }
+        let rows =
+            |width: usize, values: &[f64]| tensor(backend, [slots.len(), width], q_dtype, &encode(q_dtype, values));
+        let (batch, heads) = (problem.batch(), config.num_heads);
+        Self {
+            cache: tensor(backend, [problem.num_pages(), config.page_size, width], kv_dtype, &poisoned_cache),
+            poisoned: poisoned_cache,
+            latent: rows(rank, &latent),
+            rope: rows(width - rank, &rope),
+            out: poisoned(backend, [batch, query_len, heads, rank], q_dtype).unwrap(),
+            lse: poisoned(backend, [batch, query_len, heads], DType::F32).unwrap(),
+            problem,
+        }
+    }
+
+    /// As before the step.
+    fn reset(&self, backend: &B) {
+        self.cache.write(backend, &self.poisoned).unwrap();
+        self.out.fill_bytes(backend, 0xFF).unwrap();
+        self.lse.fill_bytes(backend, 0xFF).unwrap();
+    }
+}
+
+/// Where the caller promises that older rows are final, kernels may copy these while the layer before runs, but no row that the step
+/// itself writes: of those each layer's are poison until just before it. Lengths end at, before and after the edges of tiles.
+pub(crate) fn rows_of_the_step_are_read_in_their_turn<B: GraphBackend>(backend: &B, dtype: DType) {
+    let fp8 = (DType::Fp8E4m3, 40, 1, 16);
+    for (kv_dtype, heads, query_len, page_size) in [(dtype, 16, 1, 64), (dtype, 40, 1, 64), (dtype, 20, 3, 24), fp8] {
+        let Ok(decode) = MlaDecode::new(backend, layer(heads, page_size), dtype, kv_dtype) else { continue };
+        let decode = decode.history_final(true);
+        let lens = [129, 128, 65, 3, 200, 0, 64];
+        let of_seed = |seed| Problem::random(seed, layer(heads, page_size), (dtype, kv_dtype), query_len, &lens);
+        let first = of_seed(60);
+        let slots = slots(&first);
+        let mut layers: Vec<_> = (60..64)
+            .map(|seed| Layer::new(backend, Problem { cache: of_seed(seed).cache, ..first.clone() }, &slots))
+            .collect();
+        run(backend, &decode, &first, &slots, &mut layers)
+            .unwrap_or_else(|error| panic!("{kv_dtype}, {heads} heads, {query_len} tokens: {error}"));
+    }
+}
+
+fn run<B: GraphBackend>(
+    backend: &B,
+    decode: &MlaDecode<B>,
+    step: &Problem,
+    slots: &[i64],
+    layers: &mut [Layer<B>],
+) -> Result<(), Error> {
+    let Problem { config, q_dtype, query_len, causal, kv_scale, .. } = *step;
+    let shape = [step.batch(), query_len, config.num_heads, config.head_dim()];
+    let q = tensor(backend, shape, q_dtype, &encode(q_dtype, &step.q));
+    let block_table = Tensor::from_slice(backend, [step.batch(), step.table_width()], &step.block_table)?;
+    let seq_lens = Tensor::from_slice(backend, [step.batch()], &step.seq_lens)?;
+    let slot_mapping = Tensor::from_slice(backend, [slots.len()], slots)?;
+    let caches = layers.iter().map(|layer| KvCache::joined(&layer.cache, &config)).collect::<Result<Vec<_>>>()?;
+    let plan = decode.plan(step.batch(), query_len, step.longest(), step.policy)?;
+    let mut workspace = Workspace::new(backend, 1)?;
+    workspace.reserve(0, &plan.decode().workspace_views())?;
+    workspace.lock();
+    let stream = Stream::new(backend)?;
+    let mut enqueue = |layers: &mut [Layer<B>]| {
+        let width = step.table_width();
+        let mut scheduled = decode.schedule(&stream, &plan, &mut workspace, &seq_lens, width, causal)?;
+        for (layer, kv_cache) in layers.iter_mut().zip(&caches) {
+            let Layer { latent, rope, out, lse, .. } = layer;
+            let write = CacheWrite { kv_c: latent, k_pe: Some(rope), slot_mapping: &slot_mapping, kv_scale };
+            write_cache(&stream, kv_cache, &write)?;
+            let (q, block_table, seq_lens, lse) = (&q, &block_table, &seq_lens, Some(lse));
+            scheduled.attend(DecodeArgs { q, kv_cache, block_table, seq_lens, out, lse, kv_scale, causal })?;
+        }
+        Ok(())
+    };
+    let check = |layers: &[Layer<B>], how: &str| {
+        for (n, layer) in layers.iter().enumerate() {
+            let (out, lse) = (values(backend, &layer.out), values(backend, &layer.lse));
+            layer.problem.compare(&out, &lse, &format!("layer {n}, {how}"));
+        }
+    };
+    enqueue(layers)?;
+    stream.synchronize()?;
+    check(layers, "eager");
+    let graph = stream.capture(|| enqueue(layers))?;
+    for round in 0..3 {
+        layers.iter().for_each(|layer| layer.reset(backend));
+        // SAFETY: all tensors own their memory.
+        unsafe { stream.replay(&graph)? };
+        stream.synchronize()?;
+        check(layers, &format!("replay {round}"));
+    }
+    Ok(())
+}
