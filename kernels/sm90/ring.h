@@ -143,6 +143,9 @@ struct Boxes {
     }
 };
 
+/// Units of a half that come together, told to the first one's barrier.
+constexpr int TOGETHER = 1;
+
 /// Arrivals of a warp that is done with a place of the ring. Where lanes will write there each lane arrives, which is how racecheck
 /// follows it.
 constexpr int RELEASES = GATHERS ? 32 : 1;
@@ -202,14 +205,18 @@ DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, con
         at.advance(p, part);
         rows.ask(p, at);
         if constexpr (ROPE_DIM > 0) {
+            Gather::Sources sources(rows.rope, 0);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
-            rows.copy_rotary([&](int) { return ring.rotary(); });
+            sources.copy<1>(ring.rotary(), 0);
             arrive_with_copies(ring.rotary_full(odd));
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
+            Gather::Sources sources(rows.latent, (i ^ odd) * HALF_UNITS * 128);
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
-            arrive_with_copies(ring.half_full(half.index));
+            UNROLL for (int unit = 0; unit < HALF_UNITS; unit += TOGETHER) {
+                sources.copy<TOGETHER>(ring.half(half.index) + unit * UNIT_BYTES, unit * 128);
+                arrive_with_copies(ring.half_full(half.index) + unit * 8);
+            }
             half.advance();
         }
     }
