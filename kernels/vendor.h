@@ -45,10 +45,6 @@ DEVICE float unhoisted(float value) {
     asm volatile("" : "+f"(value));
     return value;
 }
-DEVICE uint64 unhoisted(uint64 value) {
-    asm volatile("" : "+l"(value));
-    return value;
-}
 /// Likewise for a value that is the same in the whole wave, of which AMD's compiler keeps what it likes in scalar registers.
 DEVICE int unhoisted_uniform(int value) { return unhoisted(value); }
 

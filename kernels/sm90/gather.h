@@ -45,7 +45,8 @@ struct Gather {
         rope = valid ? p.k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : 0;
     }
 
-    /// What this lane copies of a row in each pass, from what follows `begin` bytes: known before the place is free that it is for.
+    /// What a lane copies of this warp's rows, that begin at `rows` as lanes know them, of what follows `begin` bytes. Found before the
+    /// place is free that it is for, so that nothing but copies comes after: where products wait for them.
     struct Sources {
         uint64 from[PASSES];
         bool valid[PASSES];  // else zeros
@@ -58,13 +59,13 @@ struct Gather {
             UNROLL for (int pass = 0; pass < PASSES; pass++) {
                 uint64 row = from_lane_of_8(rows, pass);
                 valid[pass] = row != 0;
-                from[pass] = unhoisted(row + begin + thread % 8 * 16);
+                from[pass] = row + begin + thread % 8 * 16;
             }
         }
 
-        /// Copies to `count` units from `to` on, of a row what they take of it one after the other.
+        /// Copies to `count` units from `to` on, 128 bytes of each row to each.
         template <int count>
-        DEVICE void copy(uint32 to, int begin) const {
+        DEVICE void copy(uint32 to) const {
             uint32 unit[count];
             UNROLL for (int i = 0; i < count; i++) {
                 unit[i] = to + i * UNIT_BYTES + place;
@@ -72,7 +73,7 @@ struct Gather {
             }
             UNROLL for (int pass = 0; pass < PASSES; pass++) {
                 UNROLL for (int i = 0; i < count; i++) {
-                    copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from[pass] + begin + i * 128, valid[pass]);
+                    copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from[pass] + i * 128, valid[pass]);
                 }
             }
         }

@@ -64,7 +64,7 @@ struct Ring {
 
 /// Warps that copy boxes, every so manieth of a tile each: one issues large ones fast enough.
 constexpr int LOADERS = SMALL_BOXES ? 4 : 1;
-/// Most boxes of a tile that one of them copies.
+/// Most boxes of a tile that one of them copies: those of 8 tokens are the smallest.
 constexpr int SHARE = SMALL_BOXES ? TILE_TOKENS / 8 / LOADERS : 1;
 
 /// The boxes of a part's pieces, as many rows of a page each as its size allows. The lanes take those of a piece in turn, so that page
@@ -82,7 +82,7 @@ struct Boxes {
         page_ahead = look_up(p, part.seq, p.table_width * p.page_size);
     }
 
-    /// Of a tile.
+    /// Of a tile: one, unless they are small.
     DEVICE int boxes() const { return TILE_TOKENS >> shift; }
 
     DEVICE void begin_at(int first) {
@@ -121,7 +121,7 @@ struct Boxes {
     DEVICE void advance() { used += boxes(); }
     DEVICE bool used_up() const { return used >= 32; }
 
-    /// Finds this warp's boxes of the tile at hand, before their places are free.
+    /// Finds this warp's boxes of the tile at hand, before their places are free: clocks between that and a copy are waited for.
     DEVICE void find(int warp) {
         UNROLL for (int i = 0; i < SHARE; i++) {
             its_page[i] = from_lane(page, used + warp + i * LOADERS);
@@ -129,7 +129,7 @@ struct Boxes {
         }
     }
 
-    /// Copies them, of `count` units of columns: unit by unit, so that products with the first can begin while the last come.
+    /// Copies them, of `count` units of columns: the unit first that is multiplied first.
     template <int count>
     DEVICE void copy(const TensorMap& map, int column, uint32 to, uint32 full, int warp) const {
         UNROLL for (int unit = 0; unit < count; unit++) {
@@ -142,9 +142,6 @@ struct Boxes {
         }
     }
 };
-
-/// Units of a half that come together, told to the first one's barrier.
-constexpr int TOGETHER = 1;
 
 /// Arrivals of a warp that is done with a place of the ring. Where lanes will write there each lane arrives, which is how racecheck
 /// follows it.
@@ -207,16 +204,14 @@ DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, con
         if constexpr (ROPE_DIM > 0) {
             Gather::Sources sources(rows.rope, 0);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
-            sources.copy<1>(ring.rotary(), 0);
+            sources.copy<1>(ring.rotary());
             arrive_with_copies(ring.rotary_full(odd));
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
             Gather::Sources sources(rows.latent, (i ^ odd) * HALF_UNITS * 128);
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            UNROLL for (int unit = 0; unit < HALF_UNITS; unit += TOGETHER) {
-                sources.copy<TOGETHER>(ring.half(half.index) + unit * UNIT_BYTES, unit * 128);
-                arrive_with_copies(ring.half_full(half.index) + unit * 8);
-            }
+            sources.copy<HALF_UNITS>(ring.half(half.index));
+            arrive_with_copies(ring.half_full(half.index));
             half.advance();
         }
     }

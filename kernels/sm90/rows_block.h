@@ -105,10 +105,8 @@ struct Queries {
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
     auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
-        if (column % TOGETHER == 0) {
-            barrier_wait(full, parity);
-            if (GATHERS) publish_to_async();
-        }
+        if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
+        if (GATHERS && column == 0) publish_to_async();
         products_begin();
         UNROLL for (int step = 0; step < 4; step++) {
             uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
