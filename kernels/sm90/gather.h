@@ -45,6 +45,40 @@ struct Gather {
         rope = valid ? p.k_rope + (page * p.rope_stride_page + entry * p.rope_stride_token) * ELEM : 0;
     }
 
+    /// What a lane copies of this warp's rows, that begin at `rows` as lanes know them, of what follows `begin` bytes. Found before the
+    /// place is free that it is for, so that nothing but copies comes after: where products wait for them.
+    struct Sources {
+        uint64 from[PASSES];
+        bool valid[PASSES];  // else zeros
+        int place;           // of the first pass, in a unit
+
+        DEVICE Sources(uint64 rows, int begin) {
+            int thread = unhoisted(thread_index());
+            int first = first_row(thread);
+            place = unhoisted(first * 128 + (thread % 8 ^ first % 8) * 16);
+            UNROLL for (int pass = 0; pass < PASSES; pass++) {
+                uint64 row = from_lane_of_8(rows, pass);
+                valid[pass] = row != 0;
+                from[pass] = row + begin + thread % 8 * 16;
+            }
+        }
+
+        /// Copies to `count` units from `to` on, 128 bytes of each row to each.
+        template <int count>
+        DEVICE void copy(uint32 to) const {
+            uint32 unit[count];
+            UNROLL for (int i = 0; i < count; i++) {
+                unit[i] = to + i * UNIT_BYTES + place;
+                if constexpr (ONCE) unit[i] = (uint32)unhoisted((int)unit[i]) & ~15u;  // in one register
+            }
+            UNROLL for (int pass = 0; pass < PASSES; pass++) {
+                UNROLL for (int i = 0; i < count; i++) {
+                    copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from[pass] + i * 128, valid[pass]);
+                }
+            }
+        }
+    };
+
     /// Copies of this warp's rows, that begin at `rows` as lanes know them, what follows `begin` bytes, in `count` units: each `to(i)`.
     template <int count, typename To>
     static DEVICE void copy(uint64 rows, int begin, int width, To to) {

@@ -64,6 +64,8 @@ struct Ring {
 
 /// Warps that copy boxes, every so manieth of a tile each: one issues large ones fast enough.
 constexpr int LOADERS = SMALL_BOXES ? 4 : 1;
+/// Most boxes of a tile that one of them copies: those of 8 tokens are the smallest.
+constexpr int SHARE = SMALL_BOXES ? TILE_TOKENS / 8 / LOADERS : 1;
 
 /// The boxes of a part's pieces, as many rows of a page each as its size allows. The lanes take those of a piece in turn, so that page
 /// ids are read 32 at a time, and as far ahead.
@@ -72,6 +74,7 @@ struct Boxes {
     int token, page_ahead;  // of this lane's next box
     int page, entry;        // of the one it has taken
     int used;               // lanes whose boxes were of tiles before
+    int its_page[SHARE], its_entry[SHARE];  // of the boxes that this warp copies of the tile at hand
 
     /// Of a part, before lengths tell where its first piece is: most often where the part begins.
     DEVICE Boxes(const DecodeParams& p, const Part& part) : shift(highest_bit(smaller(p.page_size & -p.page_size, TILE_TOKENS))) {
@@ -79,7 +82,7 @@ struct Boxes {
         page_ahead = look_up(p, part.seq, p.table_width * p.page_size);
     }
 
-    /// Of a tile.
+    /// Of a tile: one, unless they are small.
     DEVICE int boxes() const { return TILE_TOKENS >> shift; }
 
     DEVICE void begin_at(int first) {
@@ -118,15 +121,23 @@ struct Boxes {
     DEVICE void advance() { used += boxes(); }
     DEVICE bool used_up() const { return used >= 32; }
 
-    /// Copies this warp's boxes of `count` units of columns, of the tile at hand.
+    /// Finds this warp's boxes of the tile at hand, before their places are free: clocks between that and a copy are waited for.
+    DEVICE void find(int warp) {
+        UNROLL for (int i = 0; i < SHARE; i++) {
+            its_page[i] = from_lane(page, used + warp + i * LOADERS);
+            its_entry[i] = from_lane(entry, used + warp + i * LOADERS);
+        }
+    }
+
+    /// Copies them, of `count` units of columns: the unit first that is multiplied first.
     template <int count>
     DEVICE void copy(const TensorMap& map, int column, uint32 to, uint32 full, int warp) const {
-        NO_UNROLL for (int box = warp; box < boxes(); box += LOADERS) {
-            int its_page = from_lane(page, used + box), its_entry = from_lane(entry, used + box);
-            if (!elected()) continue;
-            uint32 at = to + (box << shift) * UNIT_COLUMNS * 2;
-            UNROLL for (int i = 0; i < count; i++) {
-                copy_box(at + i * UNIT_BYTES, map, (column + i) * UNIT_COLUMNS, its_entry, its_page, full + i * 8);
+        UNROLL for (int unit = 0; unit < count; unit++) {
+            UNROLL for (int i = 0; i < SHARE; i++) {
+                int box = warp + i * LOADERS;
+                if ((SMALL_BOXES && box >= boxes()) || !elected()) continue;
+                copy_box(to + unit * UNIT_BYTES + (box << shift) * UNIT_COLUMNS * 2, map, (column + unit) * UNIT_COLUMNS, its_entry[i],
+                         its_page[i], full + unit * 8);
             }
         }
     }
@@ -154,6 +165,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
     HalfPlace half = {0, 0};
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
         if (boxes.used_up()) boxes.take(p, at);
+        boxes.find(warp);
         own.await(p, at);
         if (ROPE_DIM > 0) {
             uint32 full = ring.rotary_full(odd);
@@ -192,13 +204,15 @@ DEVICE void gather_tiles(const DecodeParams& p, const Part& part, Cursor at, con
         at.advance(p, part);
         rows.ask(p, at);
         if constexpr (ROPE_DIM > 0) {
+            Gather::Sources sources(rows.rope, 0);
             barrier_wait(ring.rotary_empty(), odd ^ 1);
-            rows.copy_rotary([&](int) { return ring.rotary(); });
+            sources.copy<1>(ring.rotary());
             arrive_with_copies(ring.rotary_full(odd));
         }
         NO_UNROLL for (int i = 0; i < 2; i++) {
+            Gather::Sources sources(rows.latent, (i ^ odd) * HALF_UNITS * 128);
             barrier_wait(ring.half_empty(half.index), ring.parity_of_room(half));
-            rows.copy_latent<HALF_UNITS>((i ^ odd) * HALF_UNITS, [&](int unit) { return ring.half(half.index) + unit * UNIT_BYTES; });
+            sources.copy<HALF_UNITS>(ring.half(half.index));
             arrive_with_copies(ring.half_full(half.index));
             half.advance();
         }

@@ -61,7 +61,7 @@ impl<B: GraphBackend> Layer<B> {
 
     /// As before the step.
     fn reset(&self, backend: &B) {
-        self.cache.write(backend, &self.poisoned).unwrap();
+        self.cache.write_bytes(backend, &self.poisoned).unwrap();
         self.out.fill_bytes(backend, 0xFF).unwrap();
         self.lse.fill_bytes(backend, 0xFF).unwrap();
     }
