@@ -58,7 +58,7 @@ class DecodeArgs(ctypes.Structure):
     _fields_ += [(name, c_int64) for name in ("batch", "query_len", "max_seq_len", "table_width", "table_stride")]
     _fields_ += [(name, c_void_p) for name in ("q", "block_table", "seq_lens", "out", "lse", "workspace")]
     _fields_ += [("workspace_bytes", c_size_t), ("q_strides", c_int64 * 3), ("out_strides", c_int64 * 3)]
-    _fields_ += [("lse_strides", c_int64 * 2), ("causal", c_int32), ("scheduled", c_int32)]
+    _fields_ += [("lse_strides", c_int64 * 2), ("causal", c_int32), ("scheduled", c_int32), ("settled", c_int32)]
 
 
 class Library:
@@ -169,9 +169,10 @@ class Step:
             args = DecodeArgs.from_buffer_copy(first)
             args.cache = KvCache(pointer(cache), None, self.num_pages)
             args.out, args.lse, args.scheduled = pointer(out), pointer(lse), 1
+            args.settled = 2 if self.args else 0  # the caches of this example are never written
             self.args.append(args)
         self.single = DecodeArgs.from_buffer_copy(self.args[0])
-        self.single.scheduled = 0
+        self.single.scheduled = self.single.settled = 0
 
     def pages(self, lens, width, seed=1):
         """A block table: each sequence has pages of its own, in any order; what lies behind them names no page."""

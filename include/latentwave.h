@@ -292,6 +292,10 @@ typedef struct {
   // 1 if `lw_decode_plan` was called for this step with the same arguments (`q`, `cache`, `out`, `lse` and their strides
   // may differ), so that many layers share one schedule; 0 to make the schedule, too.
   int32_t scheduled;
+  // Of a layer that is `scheduled`: 1 if another layer of the same step was enqueued before it on this stream, by the same schedule;
+  // 2 if so, and nothing but the step's own tokens is written to a cache, and nothing to a block table, from the step's first layer to
+  // its last: kernels may then copy older rows while the layer before still runs. 0 is never wrong, and slower.
+  int32_t settled;
 } lw_decode_args;
 
 // New rows for a layer's cache. Clear it, then fill it in.

@@ -58,7 +58,7 @@ enum ScheduleKind { BALANCED = 0, EVEN = 1, CHUNKED = 2, OWN = 3, EITHER = 4 };
 enum CacheLayout { PLAIN = 0, FP8_DS_MLA = 1 };
 
 /// Values of `DecodeParams::settled`.
-enum Settled { NONE_SETTLED = 0, LENGTHS_SETTLED = 1, CACHE_SETTLED = 2 };
+enum Settled { NONE_SETTLED = 0, LENGTHS_SETTLED = 1, HISTORY_SETTLED = 2 };
 
 /// Codes of Q_DTYPE and KV_DTYPE.
 enum DTypeCode { F32 = 0, F16 = 1, BF16 = 2, FP8_E4M3 = 3, FP8_E4M3FNUZ = 4, U8 = 5 };

@@ -473,7 +473,7 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     Part part = {0, 0, 0, 0, 0};
     if (p.settled) part = find_part(p, item);
-    bool early = !waited && p.settled == CACHE_SETTLED && !part.empty();
+    bool early = !waited && p.settled == HISTORY_SETTLED && !part.empty();
     if (!waited && !early) take_turn();
     barrier();
     if (!p.settled) part = find_part(p, item);

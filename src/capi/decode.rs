@@ -9,6 +9,7 @@ use super::device::{self, Opened, lw_device, on};
 use super::status::{guard, lw_status};
 use crate::backend::GraphBackend;
 use crate::error::{Error, Result};
+use crate::kernel::params::Settled;
 use crate::ops::{DecodeArgs, MlaDecode, Plan, Scratch};
 use crate::tensor::DType;
 use crate::workspace::{ALIGNMENT, layout};
@@ -62,6 +63,10 @@ pub struct lw_decode_args {
     /// 1 if `lw_decode_plan` was called for this step with the same arguments (`q`, `cache`, `out`, `lse` and their strides
     /// may differ), so that many layers share one schedule; 0 to make the schedule, too.
     pub scheduled: i32,
+    /// Of a layer that is `scheduled`: 1 if another layer of the same step was enqueued before it on this stream, by the same schedule;
+    /// 2 if so, and nothing but the step's own tokens is written to a cache, and nothing to a block table, from the step's first layer to
+    /// its last: kernels may then copy older rows while the layer before still runs. 0 is never wrong, and slower.
+    pub settled: i32,
 }
 
 block!(lw_decode_args);
@@ -170,6 +175,20 @@ pub(super) fn flag(arg: &'static str, value: i32) -> Result<bool> {
     }
 }
 
+/// What the caller promises of a layer.
+fn settled(args: &lw_decode_args, part: Part) -> Result<Settled> {
+    match (args.settled, part) {
+        (0, _) => Ok(Settled::Nothing),
+        (1, Part::Layer) => Ok(Settled::Lengths),
+        (2, Part::Layer) => Ok(Settled::History),
+        (1 | 2, Part::Schedule) => Ok(Settled::Nothing),
+        (1 | 2, Part::Both) => {
+            Err(Error::argument("settled", "a layer that makes its own schedule is the first of its step"))
+        }
+        (other, _) => Err(Error::argument("settled", format!("{other}: 0 to 2 are possible"))),
+    }
+}
+
 /// # Safety
 /// As [`lw_decode`].
 unsafe fn enqueue<B: GraphBackend>(
@@ -186,7 +205,8 @@ unsafe fn enqueue<B: GraphBackend>(
     // SAFETY: the caller's promises.
     let (stream, seq_lens) =
         unsafe { (opened.stream(stream)?, tensor("seq_lens", lens, DType::I32, &[args.batch], &[])?) };
-    let mut step = decode.step(&stream, plan, scratch, &seq_lens, table_width, causal)?;
+    let step = decode.step(&stream, plan, scratch, &seq_lens, table_width, causal)?;
+    let mut step = step.settled(settled(args, part)?);
     if part == Part::Schedule {
         return step.cut(&seq_lens);
     }

@@ -23,6 +23,18 @@ pub enum ScheduleKind {
     Either = 4,
 }
 
+/// What was final before the kernel before a layer's stage 1 began, and may be read before that one has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[repr(i32)]
+pub enum Settled {
+    /// Nothing: a step's first layer.
+    Nothing = 0,
+    /// Lengths and schedule.
+    Lengths = 1,
+    /// Block tables, too, and rows of the cache that are of no token of this step.
+    History = 2,
+}
+
 /// Parameters of `mla_plan`, `mla_decode_split` and `mla_decode_reduce`.
 ///
 /// Terms: a *group* is `query_group` consecutive query tokens of one sequence, `num_groups = ceil(query_len / query_group)`
@@ -127,8 +139,7 @@ pub struct DecodeParams {
     pub few_tokens: i32,
     /// Blocks of stage 2 that merge those pieces.
     pub few_blocks: i32,
-    /// What was final before the kernel before this one began, and may be read before that one has ended: nothing (0), lengths and
-    /// schedule (1), or also block tables and rows that are of no token of this step (2).
+    /// A [`Settled`].
     pub settled: i32,
     /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,

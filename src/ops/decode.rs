@@ -11,7 +11,7 @@ use super::check;
 use crate::backend::{Backend, DecodeKernels, DecodeShape, FewTokens};
 use crate::config::MlaConfig;
 use crate::error::{Error, Result};
-use crate::kernel::params::{DecodeParams, ScheduleKind};
+use crate::kernel::params::{DecodeParams, ScheduleKind, Settled};
 use crate::kernel::{Launch, Params};
 use crate::observe::span;
 use crate::plan::{DecodePlan, PlanShape, SplitPolicy};
@@ -263,7 +263,7 @@ impl<B: Backend> MlaDecode<B> {
             owner,
             causal,
             recording,
-            settled: false,
+            settled: Settled::Nothing,
             _workspace: PhantomData,
         })
     }
@@ -342,10 +342,10 @@ pub struct Scheduled<'a, B: Backend> {
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
-    // Whether a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all that comes
+    // More than nothing once a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all that comes
     // before it, the plan kernel and whatever wrote the lengths among it: when a later layer begins, both are final. That holds
     // whatever else is enqueued between layers, as nothing begins before the kernel that is enqueued before it.
-    settled: bool,
+    settled: Settled,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
 
@@ -413,7 +413,7 @@ impl<B: Backend> Scheduled<'_, B> {
             lse_stride_token: lse_token,
             num_pages: args.kv_cache.num_pages() as i64,
             kv_scale: args.kv_scale,
-            settled: i32::from(self.settled) * (1 + i32::from(decode.history_final)),
+            settled: self.settled as i32,
             ..*base
         };
 
@@ -450,9 +450,14 @@ impl<B: Backend> Scheduled<'_, B> {
         // plan's sizes; the kernels follow neither page ids outside the cache nor lengths past the table.
         unsafe {
             stream.launch(&plan.split_kernel, &split_launch, &params)?;
-            self.settled = true;
+            self.settled = if decode.history_final { Settled::History } else { self.settled.max(Settled::Lengths) };
             stream.launch(&plan.reduce_kernel, &reduce_launch, &params)
         }
+    }
+
+    /// The step as after a layer that another `Scheduled` of it enqueued.
+    pub(crate) fn settled(self, settled: Settled) -> Self {
+        Self { settled, ..self }
     }
 
     /// The layer must fit what the plan kernel saw, and stand in the same graph.

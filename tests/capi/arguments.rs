@@ -83,6 +83,8 @@ fn every_bad_decode_argument_is_named() {
         ("k_rope", |a| a.cache.k_rope = without_provenance_mut(1)),
         ("causal", |a| a.causal = 2),
         ("scheduled", |a| a.scheduled = -1),
+        ("settled", |a| a.settled = 1),
+        ("settled", |a| a.settled = -1),
     ];
     for (index, (name, change)) in changes.iter().enumerate() {
         let mut args = call.args;

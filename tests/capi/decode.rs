@@ -147,13 +147,15 @@ pub(crate) fn layers_share_a_schedule<B: GraphBackend>(backend: &B) {
     (calls[1].args.seq_lens, calls[1].args.workspace) = (calls[0].args.seq_lens, calls[0].args.workspace);
     // SAFETY: as for `enqueue`.
     ok(unsafe { lw_decode_plan(device.0, &calls[0].args, raw_stream(raw)) });
-    for call in &mut calls {
-        call.args.scheduled = 1;
-        call.enqueue(&device, raw);
-    }
-    stream.synchronize().unwrap();
-    for (call, problem) in calls.iter().zip(&problems) {
-        assert!(call.bits(backend) == problem.run(backend).unwrap().bits);
+    for settled in [0, 1, 2] {
+        for (layer, call) in calls.iter_mut().enumerate() {
+            (call.args.scheduled, call.args.settled) = (1, if layer == 0 { 0 } else { settled });
+            call.enqueue(&device, raw);
+        }
+        stream.synchronize().unwrap();
+        for (call, problem) in calls.iter().zip(&problems) {
+            assert!(call.bits(backend) == problem.run(backend).unwrap().bits, "settled {settled}");
+        }
     }
 }
 
