@@ -327,7 +327,7 @@ mod tests {
             given.iter().map(|given| Problem::draw(1, 7, &Size::FULL, Some(given), |_, _, _| true)).collect();
         let [same, spread] = &problems[..] else { panic!("{problems:?}") };
         assert_eq!((same.batch, same.query_len, same.config.num_heads, same.config.page_size), (2, 2, 5, 8));
-        assert_eq!((same.planned, same.policy, same.layers, same.portable), (4096, SplitPolicy::Fixed(3), 1, false));
+        assert_eq!((same.planned, same.policy, same.portable), (4096, SplitPolicy::Fixed(3), false));
         assert_eq!(same.rounds.iter().map(|round| &round.seq_lens[..]).collect::<Vec<_>>(), [[70, 70]]);
         assert_eq!(spread.rounds[0].seq_lens.iter().sum::<i32>(), 4 * 32);
         let longer = args(&["--kv-dtype", "fp8", "--portable"]).unwrap()[0];

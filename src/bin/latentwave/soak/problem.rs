@@ -294,7 +294,7 @@ impl Problem {
             cached,
             numbers: SplitMix64::new(rng.next_u64()),
             checked_rows: size.checked_rows,
-            layers: if given.is_some() { 1 } else { 1 + rng.below(3) },
+            layers: 1 + rng.below(3),
             history_final: rng.below(2) == 0,
         }
     }
@@ -393,10 +393,11 @@ impl fmt::Display for Problem {
             f,
             "{batch} sequences of {query_len} query tokens (causal {causal}), {num_heads} heads of {kv_lora_rank} + {qk_rope_head_dim}, \
              pages of {page_size}, {q_dtype} over {kv_dtype} x {kv_scale}, scale {sm_scale}, soft cap {softcap}, {policy:?} planned for \
-             {}, portable {}, history final {}, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
+             {}, portable {}, history final {}, {} layers, {how}, LSE {}, {cache} cache; queries {:?} of {:?}, outputs {:?} of {:?}; lengths {:?}",
             self.planned,
             self.portable,
             self.history_final,
+            self.layers,
             self.lse,
             self.q_block.shape,
             self.q_block.whole,
