@@ -456,6 +456,7 @@ impl<B: Backend> Scheduled<'_, B> {
     }
 
     /// The step as after a layer that another `Scheduled` of it enqueued.
+    #[cfg(feature = "capi")]
     pub(crate) fn settled(self, settled: Settled) -> Self {
         Self { settled, ..self }
     }
