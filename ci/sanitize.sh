@@ -167,7 +167,7 @@ for line in "${LINES_CHOSEN[@]}"; do
     printf '| %s ' "$said"
     case "$said" in
       FAILED* | OTHER*) bad=1 ;;
-      "0 errors" | "0 hazards" | *_f[0-9] | *_f[0-9]g) ;;
+      "0 errors" | "0 hazards" | *_f[0-9] | *_f[0-9][gs] | *_f10) ;;
       "cut off"*" s" | "not begun") missing=1 ;;
       *) bad=1 ;;
     esac
