@@ -23,10 +23,10 @@ using Sums = float[2 * SIDE_UNITS][SUMS];
 /// Operands of products under way, in turn. A warp that begins products of registers waits until the one before has read its own, so
 /// each is commited by itself: more at once would only keep it from widening.
 #ifndef V_OPERANDS
-#define V_OPERANDS 4
+#define V_OPERANDS 3
 #endif
 #ifndef V_START
-#define V_START 3
+#define V_START 0
 #endif
 #ifndef V_RATE
 #define V_RATE 4
@@ -246,8 +246,9 @@ struct Side {
     /// Tells that this lane's weights are there.
     DEVICE void tell(int n, bool exceeded, const Meetings& meetings) const {
         publish_to_async();
+        unsigned char SHARED* place = shared + EXCEEDED_AT + n % WEIGHTS_PLACES * SIDE_WARPS + warp_of_group();
         exceeded = warp_any(exceeded);
-        if (lane_index() == 0) (shared + EXCEEDED_AT)[n % WEIGHTS_PLACES * SIDE_WARPS + warp_of_group()] = exceeded;
+        if (lane_index() == 0) *place = exceeded;
         barrier_arrive(meetings.ready(n));
     }
 
@@ -432,6 +433,9 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     if (step >= 4 && step < 8) self.store_weights(x, (step - 4) * 8, n, largest);
                     if (step == 8) self.tell(n, first || exceeds(largest), meetings);
                 };
+                UNROLL for (int step = 0; step < 9; step++) {
+                    if (STEP_AT(step) < 0) make_weights(step);
+                }
                 multiply_values(o, a, values, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
                     UNROLL for (int step = 0; step < 9; step++) {
                         if (product == STEP_AT(step)) make_weights(step);
