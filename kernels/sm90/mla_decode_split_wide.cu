@@ -22,41 +22,18 @@ using Sums = float[2 * SIDE_UNITS][SUMS];
 
 /// Operands of products under way, in turn. A warp that begins products of registers waits until the one before has read its own, so
 /// each is commited by itself: more at once would only keep it from widening.
-#ifndef V_OPERANDS
-#define V_OPERANDS 3
-#endif
-#ifndef V_START
-#define V_START 0
-#endif
-#ifndef V_RATE
-#define V_RATE 4
-#endif
-#ifndef V_HOLD
-#define V_HOLD 1
-#endif
-constexpr int OPERANDS = V_OPERANDS;
-CONSTANT int STEP_AT(int step) { return V_START + step * V_RATE / 4; }
-DEVICE void hold(uint32& a, uint32& b) { if (V_HOLD) asm volatile("" : "+r"(a), "+r"(b)); }
-using Operands = uint32[OPERANDS][4];
+using Operands = uint32[3][4];
 
 /// Where streams of products begin in that turn: the other side's values, the own ones, keys.
-enum Stream {
-    OTHER_VALUES = OPERANDS == 4 ? 0 : 2,
-    OWN_VALUES = OTHER_VALUES + 8 * SIDE_UNITS,
-    KEYS = OWN_VALUES + 8 * SIDE_UNITS
-};
+enum Stream { OTHER_VALUES = 0, OWN_VALUES = 16, KEYS = 32 };
 
 /// Begins product `i` of a stream: widens its operand, multiplies, commits.
 template <typename Widen, typename Multiply>
 DEVICE void begin_product(Operands& a, int i, Widen widen, Multiply multiply) {
-    if (OPERANDS == 3 && i < OTHER_VALUES + 2) {
-        products_wait<OPERANDS - 2>();
-    } else {
-        products_wait<OPERANDS - 1>();
-    }
-    widen(a[i % OPERANDS]);
+    products_wait<2>();
+    widen(a[i % 3]);
     products_begin();
-    multiply(a[i % OPERANDS]);
+    multiply(a[i % 3]);
     products_commit();
 }
 
@@ -101,33 +78,25 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
     return from_lane(operand_address(units.base) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES, 0);
 }
 
-/// What a lane reads of values for two products.
-using Values = uint32[2][4];
-
-/// Reads a quarter of this side's units of a tile.
-DEVICE void load_values(uint32 (&pairs)[4], UnitPlace place, int quarter, int side, const Units& units) {
-    int lane = lane_index();
-    uint32 from = units.unit(place.index + side * SIDE_UNITS + quarter / 4) + lane * 128 +
-                  ((quarter / 2 % 2 * 4 + thread_index() / 32 % 4) ^ lane % 8) * 16;
-    load_matrix_trans(pairs, from + quarter % 2 * 32 * 128);
-}
-
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. The first are loaded already. `beside` is called after each product with its number.
-template <typename Beside>
-DEVICE void multiply_values(Sums& o, Operands& a, Values& values, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side,
-                            const Units& units, Beside beside) {
-    UNROLL for (int product = 0; product < 8 * SIDE_UNITS; product++) {
-        int part = product / 4, step = product % 4, next = product / 2 + 1;
-        if (product % 2 == 0 && next < 4 * SIDE_UNITS) load_values(values[next % 2], place, next, side, units);
-        begin_product(a, stream + product,
-                      [&](uint32 (&a)[4]) {
-                          uint32* pairs = values[product / 2 % 2] + product % 2 * 2;
-                          hold(pairs[0], pairs[1]);
-                          widen_values(a, {pairs[0], pairs[1]});
-                      },
-                      [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
-        beside(product);
+/// registers takes longer. What is read for four products is read one part ahead or, with one buffer, when what was there has been
+/// widened. `beside` is called after each product with its number.
+template <int buffers, typename Beside>
+DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
+                            Beside beside) {
+    int first = place.index + side * SIDE_UNITS;
+    Bytes bytes[buffers];
+    auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
+    load(0);
+    UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+        bool more = part + 1 < 2 * SIDE_UNITS;
+        if (more && buffers > 1) load(part + 1);
+        UNROLL for (int step = 0; step < 4; step++) {
+            begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
+                          [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
+            if (more && buffers == 1 && step == 3) load(part + 1);
+            beside(part * 4 + step);
+        }
     }
 }
 /// Gives this side's units of a tile back, whose values have been read.
@@ -243,15 +212,6 @@ struct Side {
         store_matrix_trans(to + first / 4 * 1024, pairs[0], pairs[1], pairs[2], pairs[3]);
     }
 
-    /// Tells that this lane's weights are there.
-    DEVICE void tell(int n, bool exceeded, const Meetings& meetings) const {
-        publish_to_async();
-        unsigned char SHARED* place = shared + EXCEEDED_AT + n % WEIGHTS_PLACES * SIDE_WARPS + warp_of_group();
-        exceeded = warp_any(exceeded);
-        if (lane_index() == 0) *place = exceeded;
-        barrier_arrive(meetings.ready(n));
-    }
-
     /// Adds up a tile's weights as they are. Products take them rounded, and so does the sum that results are divided by; an LSE would be
     /// off by up to 2^-12 where few tokens count.
     DEVICE void add_exact(const float (&x)[SUMS]) {
@@ -297,12 +257,11 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
         }
     }
     publish_to_async();
-    side_barrier(side);
 }
 
 /// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece.
-DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, Meetings meetings) {
-    for (int n = 0; n < SIDES; n++) barrier_arrive(meetings.ready(n));
+DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, const Meetings& meetings) {
+    for (int n = 0; n < SIDES; n++) meetings.tell(n);
     barrier_wait(meetings.at(BEGUN_AT), 0);
     if (warp_any(piece_of(0, shared).end == 0)) return;
     int n = 0;
@@ -314,10 +273,8 @@ DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, Mee
         float total = 0.0f;
         int row = unhoisted(thread_index()) % ROWS;
         NO_UNROLL for (; warp_any(n < end); n++) {
-            if (meetings.exceeded(n, shared)) {
-                meetings.wait_for_remade();
-                if (total != 0.0f) total *= factors(n, shared)[row];
-            }
+            meetings.wait_for_weights(n);
+            if (raised(n, shared)) total *= factors(n, shared)[row];
             UNROLL for (int word = 0; word < 8; word++) {
                 uint32 pairs[4];
                 load_words(pairs, shared + WEIGHTS_AT + row * 128 + n % WEIGHTS_PLACES * WEIGHTS_BYTES + (word ^ row % 8) * 16);
@@ -327,7 +284,7 @@ DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, Mee
                     total += low + high;
                 }
             }
-            barrier_arrive(meetings.ready(n));
+            meetings.tell(n + SIDES);
         }
         ((float SHARED*)(shared + TOTAL_AT))[row] = total;
         barrier_arrive(meetings.at(ADDED_AT));
@@ -382,7 +339,7 @@ DEVICE void write_half(Sums& o, int side, int turn, unsigned char SHARED* shared
 }
 
 /// A warpgroup of the two.
-DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units, Meetings meetings) {
+DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units, const Meetings& meetings) {
     begin_part(p, shared);
     meetings.meet(BEGUN_AT, 0);
     if (warp_any(piece_of(0, shared).end == 0)) return;
@@ -390,7 +347,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
     int base = 0;  // the piece's first tile among the block's
     NO_UNROLL while (true) {
         copy_wait<0>();
-        if (base == 0) barrier_arrive(meetings.asked());
+        if (base == 0) barrier_arrive(meetings.at(ASKED_AT));
         receive_queries(p, turn, shared);
         meetings.meet(LIMITED_AT, turn);
         RowState SHARED* states = row_states(turn, shared);
@@ -399,20 +356,19 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         Sums o;
         float x[SUMS];
         Operands a;
-        Values values;
         Side self = {side, shared, {0.0f, 0.0f}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
             int n = base + i;
             bool own = i < tiles, first = i == 0;
-            bool remade_before = false, remade = false;
+            bool raised = false, raised_before = false;
             if (own) multiply_keys(x, o, a, n, shared, units);
             if (!first) {
-                remade_before = meetings.exceeded(n - 1, shared);
-                if (remade_before) meetings.wait_for_remade();
+                meetings.wait_for_weights(n - 1);
+                raised_before = ::raised(n - 1, shared);
             }
-            if (warp_any(remade_before && i > 1)) {
+            if (warp_any(raised_before)) {
                 settle_values(o);
                 self.rescale(o, n - 1);
             }
@@ -421,45 +377,36 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 uint32 largest = 0;  // of the weights, as pairs
-                load_values(values[0], before, 0, side, units);
-                auto make_weights = [&](int step) {
-                    if (step < 4) self.subtract_maxima(x, step * 8, states);
-                    if (step == 3 && (first || i >= seen)) {
+                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
+                    if (product < 4) self.subtract_maxima(x, product * 8, states);
+                    if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
                         if (i + 1 == tiles) {
                             clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
                         }
                     }
-                    if (step >= 4 && step < 8) self.store_weights(x, (step - 4) * 8, n, largest);
-                    if (step == 8) self.tell(n, first || exceeds(largest), meetings);
-                };
-                UNROLL for (int step = 0; step < 9; step++) {
-                    if (STEP_AT(step) < 0) make_weights(step);
-                }
-                multiply_values(o, a, values, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
-                    UNROLL for (int step = 0; step < 9; step++) {
-                        if (product == STEP_AT(step)) make_weights(step);
-                    }
+                    if (product > 4 && product < 13 && product % 2 == 0) self.store_weights(x, (product - 6) * 4, n, largest);
+                    if (product == 13) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
                 // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
-                if (meetings.exceeded(n, shared)) {
+                if (named_barrier_any(1 + side, SIDE_THREADS, first || exceeds(largest))) {
                     self.raise(x, states, n, first);
                     UNROLL for (int j = 0; j < SUMS; j += 8) self.store_weights(x, j, n, largest);
                     publish_to_async();
-                    meetings.tell_remade();
-                    meetings.wait_for_remade();
-                    remade = !first;
+                    side_barrier(side);
+                    raised = !first;
                 }
-                if (remade) {
+                if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
+                meetings.tell(n);
+                if (raised) {
                     settle_values(o);
                     self.rescale(o, n);
                 }
                 if (unlikely(p.lse != 0)) self.add_exact(x);
             }
             int last = own ? n : n - 1;
-            load_values(values[0], place_of(last), 0, side, units);
-            multiply_values(o, a, values, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
@@ -513,7 +460,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
         } else {
             load_units<true, false>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [&](int n) {
                 // Queries would come late behind a whole ring.
-                if (n == 0) barrier_wait(meetings.asked(), 0);
+                if (n == 0) barrier_wait(meetings.at(ASKED_AT), 0);
             });
         }
     }

@@ -31,15 +31,14 @@ constexpr int TOTAL_AT = EXCHANGE_AT + SIDES * SIDE_WARPS * ROWS * 4;   // of ea
 constexpr int SCALE_AT = TOTAL_AT + ROWS * 4;                           // of the result's rows, for each side
 constexpr int LIMIT_AT = SCALE_AT + SIDES * ROWS * 4;
 constexpr int ADDRESSES_AT = LIMIT_AT + 2 * ROWS * 4;
-constexpr int EXCEEDED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's weights exceeded, a byte for each warp of its side
-constexpr int ALONE_AT = EXCEEDED_AT + WEIGHTS_PLACES * 4;    // whether a piece is its sequence's only one
+constexpr int RAISED_AT = ADDRESSES_AT + 2 * 2 * ROWS * 8;  // whether a place's tile raised maxima
+constexpr int ALONE_AT = RAISED_AT + WEIGHTS_PLACES * 4;    // whether a piece is its sequence's only one
 constexpr int PIECE_AT = divide_up(ALONE_AT + 2 * 4, 16) * 16;
 constexpr int ITEM_AT = PIECE_AT + 2 * PIECE_BYTES;
 constexpr int CAP_AT = ITEM_AT + 2 * 4;  // what undoes the scaling of queries, where logits are capped
 constexpr int BARRIERS_AT = CAP_AT + 2 * ROWS * 4;
 constexpr int READY_AT = BARRIERS_AT + UNITS_BARRIERS_BYTES;
-constexpr int REMADE_AT = READY_AT + SIDES * 8;
-constexpr int BEGUN_AT = REMADE_AT + 8;
+constexpr int BEGUN_AT = READY_AT + SIDES * 8;
 constexpr int ASKED_AT = BEGUN_AT + 8;
 constexpr int LIMITED_AT = ASKED_AT + 8;
 constexpr int ADDED_AT = LIMITED_AT + 8;
@@ -63,19 +62,15 @@ DEVICE void side_barrier(int side) { named_barrier(1 + side, SIDE_THREADS); }
 /// follows it.
 struct Meetings {
     uint32 barriers;  // those of the ring
-    int remade = 0;   // parity of the phase to come
 
     DEVICE uint32 at(int place) const { return barriers - BARRIERS_AT + place; }
     /// Of the weights of a tile: its side arrives when they are there, and the adders when they have added those of the tile before the
     /// last, in whose place the next ones will be.
     DEVICE uint32 ready(int n) const { return at(READY_AT + n % SIDES * 8); }
-    /// The loaders wait here until the sides have got the first queries.
-    DEVICE uint32 asked() const { return at(ASKED_AT); }
 
     /// To be called by one thread.
     DEVICE void init() const {
         for (int side = 0; side < SIDES; side++) barrier_init(ready(side), SIDE_THREADS + ADDERS * 32);
-        barrier_init(at(REMADE_AT), SIDE_THREADS);
         barrier_init(at(BEGUN_AT), SIDES * SIDE_THREADS);
         barrier_init(at(ASKED_AT), SIDES * SIDE_THREADS);
         barrier_init(at(LIMITED_AT), SIDES * SIDE_THREADS + ADDERS * 32);
@@ -88,18 +83,12 @@ struct Meetings {
         barrier_arrive(at(place));
         barrier_wait(at(place), parity);
     }
-    /// Waits for the weights of a tile; whether some exceed what they may, so that its side makes them again.
-    DEVICE bool exceeded(int n, const unsigned char SHARED* shared) const {
-        barrier_wait(ready(n), n / SIDES & 1);
-        return warp_any(((const uint32 SHARED*)(shared + EXCEEDED_AT))[n % WEIGHTS_PLACES] != 0);
-    }
-    /// Says that this lane's are made again.
-    DEVICE void tell_remade() const { barrier_arrive(at(REMADE_AT)); }
-    /// Waits for them.
-    DEVICE void wait_for_remade() {
-        barrier_wait(at(REMADE_AT), remade);
-        remade ^= 1;
-    }
+    /// Says that this lane's weights of a tile are there, or that it has added those of the tile two before.
+    DEVICE void tell(int n) const { barrier_arrive(ready(n)); }
+    /// Waits for the weights of a tile.
+    DEVICE void wait_for_weights(int n) const { barrier_wait(ready(n), n / SIDES & 1); }
+    /// Whether they are there.
+    DEVICE bool are_there(int n) const { return barrier_passed(ready(n), n / SIDES & 1); }
 };
 
 /// Sixteen bytes of shared memory.
@@ -127,7 +116,8 @@ DEVICE uint64 SHARED* addresses(int turn, Address of, unsigned char SHARED* shar
     return (uint64 SHARED*)(shared + ADDRESSES_AT) + (turn * 2 + of) * ROWS;
 }
 DEVICE RowState SHARED* row_states(int turn, unsigned char SHARED* shared) { return (RowState SHARED*)(shared + ROWS_AT) + turn * ROWS; }
-/// What is multiplied by, for each row, what was summed before a tile whose weights were made again.
+/// Whether the tile `n` raised maxima, and what then was summed before is multiplied by, for each row.
+DEVICE int SHARED& raised(int n, unsigned char SHARED* shared) { return ((int SHARED*)(shared + RAISED_AT))[n % WEIGHTS_PLACES]; }
 DEVICE float SHARED* factors(int n, unsigned char SHARED* shared) {
     return (float SHARED*)(shared + FACTOR_AT) + n % WEIGHTS_PLACES * ROWS;
 }

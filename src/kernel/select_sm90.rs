@@ -165,7 +165,7 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
             + (3 * 4 + 2 * 4u32).next_multiple_of(16)
             + 2 * 32
             + 8
-            + (2 * stages + 7) * 8;
+            + (2 * stages + 6) * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;
