@@ -79,22 +79,21 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. What is read for four products is read one part ahead or, with one buffer, when what was there has been
-/// widened. `beside` is called after each product with its number.
+/// registers takes longer. What is read for four products is read as many parts ahead as there are buffers but one. `beside` is called
+/// after each product with its number.
 template <int buffers, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
                             Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
-    load(0);
+    constexpr int AHEAD = buffers - 1;
+    UNROLL for (int part = 0; part < AHEAD; part++) load(part);
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-        bool more = part + 1 < 2 * SIDE_UNITS;
-        if (more && buffers > 1) load(part + 1);
+        if (part + AHEAD < 2 * SIDE_UNITS) load(part + AHEAD);
         UNROLL for (int step = 0; step < 4; step++) {
             begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
                           [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
-            if (more && buffers == 1 && step == 3) load(part + 1);
             beside(part * 4 + step);
         }
     }
@@ -139,6 +138,7 @@ DEVICE int halve(float (&value)[LANE_ROWS], Both both) {
 struct Side {
     int side;
     unsigned char SHARED* shared;
+    uint32 weights;  // where this lane stores its weights in the first place: found once, since what is between products is dear
     float exact[2];  // this warp's sums of two rows' weights before they are rounded, for an LSE that is asked for
 
     /// Turns eight products, from `first` on, into logits, less the maxima so far.
@@ -199,11 +199,14 @@ struct Side {
         }
     }
 
+    /// Where this lane's first weights go, of those in the first place.
+    static DEVICE uint32 weights_of_lane(const unsigned char SHARED* shared) {
+        int lane = unhoisted(lane_index());
+        return shared_address(shared) + WEIGHTS_AT + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+    }
     /// Stores weights of eight logits, from `first` on, of this warp's sixteen tokens.
     DEVICE void store_weights(const float (&x)[SUMS], int first, int n, uint32& largest) const {
-        uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
-        int lane = unhoisted(lane_index());
-        uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        uint32 to = weights + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         uint32 pairs[4];
         UNROLL for (int j = 0; j < 4; j++) {
             pairs[j] = pack_f16(exp2(x[first + 2 * j]), exp2(x[first + 2 * j + 1]));
@@ -356,7 +359,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         Sums o;
         float x[SUMS];
         Operands a;
-        Side self = {side, shared, {0.0f, 0.0f}};
+        Side self = {side, shared, Side::weights_of_lane(shared), {0.0f, 0.0f}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
@@ -377,7 +380,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 uint32 largest = 0;  // of the weights, as pairs
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
+                multiply_values<2>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
                     if (product < 4) self.subtract_maxima(x, product * 8, states);
                     if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
@@ -406,7 +409,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.lse != 0)) self.add_exact(x);
             }
             int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            multiply_values<3>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);

@@ -87,8 +87,6 @@ struct Meetings {
     DEVICE void tell(int n) const { barrier_arrive(ready(n)); }
     /// Waits for the weights of a tile.
     DEVICE void wait_for_weights(int n) const { barrier_wait(ready(n), n / SIDES & 1); }
-    /// Whether they are there.
-    DEVICE bool are_there(int n) const { return barrier_passed(ready(n), n / SIDES & 1); }
 };
 
 /// Sixteen bytes of shared memory.
