@@ -14,8 +14,8 @@
 // goes with the tile: each side does so before it adds that.
 //
 // Weights have three places, by tile. That of tile n is written again for tile n + 3, by the other side: when it has seen the weights
-// of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, who then wait for
-// tile n + 2. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
+// of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, without whose word
+// for tile n the weights of tile n + 2 are not there. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
 // tile's weights over. Who waits for a unit of a tile has seen the weights of the one before in its place, and so has not missed a phase.
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
@@ -138,7 +138,7 @@ DEVICE int halve(float (&value)[LANE_ROWS], Both both) {
 struct Side {
     int side;
     unsigned char SHARED* shared;
-    uint32 weights;  // where this lane stores its weights in the first place: found once, since what is between products is dear
+    uint32 weights;  // where this lane stores its first, of the first place: found once, since what is done between products is dear
     float exact[2];  // this warp's sums of two rows' weights before they are rounded, for an LSE that is asked for
 
     /// Turns eight products, from `first` on, into logits, less the maxima so far.
@@ -202,7 +202,8 @@ struct Side {
     /// Where this lane's first weights go, of those in the first place.
     static DEVICE uint32 weights_of_lane(const unsigned char SHARED* shared) {
         int lane = unhoisted(lane_index());
-        return shared_address(shared) + WEIGHTS_AT + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        int row = lane / 16 * 8 + lane % 8, chunk = (warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8;
+        return shared_address(shared) + WEIGHTS_AT + row * 128 + chunk * 16;
     }
     /// Stores weights of eight logits, from `first` on, of this warp's sixteen tokens.
     DEVICE void store_weights(const float (&x)[SUMS], int first, int n, uint32& largest) const {
@@ -262,7 +263,9 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
     publish_to_async();
 }
 
-/// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece.
+/// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece. It waits for weights alone: of a
+/// piece there are none before both sides are done with the piece before it, and what is described anew is of that one's predecessor, or
+/// read only to make weights, all of which it has seen.
 DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, const Meetings& meetings) {
     for (int n = 0; n < SIDES; n++) meetings.tell(n);
     barrier_wait(meetings.at(BEGUN_AT), 0);
