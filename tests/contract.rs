@@ -23,6 +23,7 @@ macro_rules! backend_contract {
                     the_split_count_does_not_change_the_answer,
                     few_sequences_of_any_length,
                     plans_for_many_tokens,
+                    lses_of_few_tokens_are_exact,
                     empty_sequences_are_zero_and_minus_infinity,
                     what_lies_past_the_end_does_not_matter,
                     pages_may_lie_in_any_order,

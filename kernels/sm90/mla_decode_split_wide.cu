@@ -14,8 +14,8 @@
 // goes with the tile: each side does so before it adds that.
 //
 // Weights have three places, by tile. That of tile n is written again for tile n + 3, by the other side: when it has seen the weights
-// of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, who then wait for
-// tile n + 2. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
+// of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, without whose word
+// for tile n the weights of tile n + 2 are not there. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
 // tile's weights over. Who waits for a unit of a tile has seen the weights of the one before in its place, and so has not missed a phase.
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
@@ -79,22 +79,21 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. What is read for four products is read one part ahead or, with one buffer, when what was there has been
-/// widened. `beside` is called after each product with its number.
+/// registers takes longer. What is read for four products is read as many parts ahead as there are buffers but one. `beside` is called
+/// after each product with its number.
 template <int buffers, typename Beside>
 DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
                             Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
-    load(0);
+    constexpr int AHEAD = buffers - 1;
+    UNROLL for (int part = 0; part < AHEAD; part++) load(part);
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-        bool more = part + 1 < 2 * SIDE_UNITS;
-        if (more && buffers > 1) load(part + 1);
+        if (part + AHEAD < 2 * SIDE_UNITS) load(part + AHEAD);
         UNROLL for (int step = 0; step < 4; step++) {
             begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
                           [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
-            if (more && buffers == 1 && step == 3) load(part + 1);
             beside(part * 4 + step);
         }
     }
@@ -139,6 +138,7 @@ DEVICE int halve(float (&value)[LANE_ROWS], Both both) {
 struct Side {
     int side;
     unsigned char SHARED* shared;
+    uint32 weights;  // where this lane stores its first, of the first place: found once, since what is done between products is dear
     float exact[2];  // this warp's sums of two rows' weights before they are rounded, for an LSE that is asked for
 
     /// Turns eight products, from `first` on, into logits, less the maxima so far.
@@ -199,11 +199,15 @@ struct Side {
         }
     }
 
+    /// Where this lane's first weights go, of those in the first place.
+    static DEVICE uint32 weights_of_lane(const unsigned char SHARED* shared) {
+        int lane = unhoisted(lane_index());
+        int row = lane / 16 * 8 + lane % 8, chunk = (warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8;
+        return shared_address(shared) + WEIGHTS_AT + row * 128 + chunk * 16;
+    }
     /// Stores weights of eight logits, from `first` on, of this warp's sixteen tokens.
     DEVICE void store_weights(const float (&x)[SUMS], int first, int n, uint32& largest) const {
-        uint32 weights = shared_address(shared) + WEIGHTS_AT + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
-        int lane = unhoisted(lane_index());
-        uint32 to = weights + (lane / 16 * 8 + lane % 8) * 128 + ((warp_of_group() * 2 + lane / 8 % 2) ^ lane % 8) * 16;
+        uint32 to = weights + n % WEIGHTS_PLACES * WEIGHTS_BYTES;
         uint32 pairs[4];
         UNROLL for (int j = 0; j < 4; j++) {
             pairs[j] = pack_f16(exp2(x[first + 2 * j]), exp2(x[first + 2 * j + 1]));
@@ -259,20 +263,23 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
     publish_to_async();
 }
 
-/// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece.
-DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared) {
-    meet();
+/// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece. It waits for weights alone: of a
+/// piece there are none before both sides are done with the piece before it, and what is described anew is of that one's predecessor, or
+/// read only to make weights, all of which it has seen.
+DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, const Meetings& meetings) {
+    for (int n = 0; n < SIDES; n++) meetings.tell(n);
+    barrier_wait(meetings.at(BEGUN_AT), 0);
     if (warp_any(piece_of(0, shared).end == 0)) return;
     int n = 0;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
         describe_limits(p, turn, shared);
-        meet();
+        barrier_arrive(meetings.at(LIMITED_AT));
         describe(p, turn, shared);
         int end = n + divide_up(piece_of(turn, shared).end - piece_of(turn, shared).token, TILE_TOKENS);
         float total = 0.0f;
         int row = unhoisted(thread_index()) % ROWS;
         NO_UNROLL for (; warp_any(n < end); n++) {
-            wait_for_weights(n % SIDES);
+            meetings.wait_for_weights(n);
             if (raised(n, shared)) total *= factors(n, shared)[row];
             UNROLL for (int word = 0; word < 8; word++) {
                 uint32 pairs[4];
@@ -283,9 +290,11 @@ DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared) {
                     total += low + high;
                 }
             }
+            meetings.tell(n + SIDES);
         }
         ((float SHARED*)(shared + TOTAL_AT))[row] = total;
-        meet();
+        barrier_arrive(meetings.at(ADDED_AT));
+        named_barrier(1 + SIDES, ADDERS * 32);
         if (!warp_any(piece_of(turn ^ 1, shared).end > 0)) return;
     }
 }
@@ -336,24 +345,24 @@ DEVICE void write_half(Sums& o, int side, int turn, unsigned char SHARED* shared
 }
 
 /// A warpgroup of the two.
-DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units) {
+DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared, const Units& units, const Meetings& meetings) {
     begin_part(p, shared);
-    meet();
+    meetings.meet(BEGUN_AT, 0);
     if (warp_any(piece_of(0, shared).end == 0)) return;
     int turn = 0;  // of two descriptions of a piece
     int base = 0;  // the piece's first tile among the block's
     NO_UNROLL while (true) {
         copy_wait<0>();
-        if (base == 0) named_barrier_arrive(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+        if (base == 0) barrier_arrive(meetings.at(ASKED_AT));
         receive_queries(p, turn, shared);
-        meet();
+        meetings.meet(LIMITED_AT, turn);
         RowState SHARED* states = row_states(turn, shared);
         const Piece SHARED& piece = piece_of(turn, shared);
         int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
         Sums o;
         float x[SUMS];
         Operands a;
-        Side self = {side, shared, {0.0f, 0.0f}};
+        Side self = {side, shared, Side::weights_of_lane(shared), {0.0f, 0.0f}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
         NO_UNROLL for (int i = (base ^ side) & 1; i <= tiles; i += 2) {
@@ -362,7 +371,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
             bool raised = false, raised_before = false;
             if (own) multiply_keys(x, o, a, n, shared, units);
             if (!first) {
-                wait_for_weights(side ^ 1);  // of the tile before; all warps of this side are here, too
+                meetings.wait_for_weights(n - 1);
                 raised_before = ::raised(n - 1, shared);
             }
             if (warp_any(raised_before)) {
@@ -374,7 +383,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 uint32 largest = 0;  // of the weights, as pairs
-                multiply_values<1>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
+                multiply_values<2>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
                     if (product < 4) self.subtract_maxima(x, product * 8, states);
                     if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
@@ -387,7 +396,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 });
                 if (!first) release_values(before, side, units);
                 // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
-                if (named_barrier_any(2 + side, SIDE_THREADS, first || exceeds(largest))) {
+                if (named_barrier_any(1 + side, SIDE_THREADS, first || exceeds(largest))) {
                     self.raise(x, states, n, first);
                     UNROLL for (int j = 0; j < SUMS; j += 8) self.store_weights(x, j, n, largest);
                     publish_to_async();
@@ -395,7 +404,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                     raised = !first;
                 }
                 if (thread_index() % SIDE_THREADS == 0) ::raised(n, shared) = raised;
-                tell_weights(side);
+                meetings.tell(n);
                 if (raised) {
                     settle_values(o);
                     self.rescale(o, n);
@@ -403,12 +412,12 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.lse != 0)) self.add_exact(x);
             }
             int last = own ? n : n - 1;
-            multiply_values<2>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            multiply_values<3>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);
         if (p.lse != 0) self.tell_exact();
-        meet();
+        meetings.meet(ADDED_AT, turn);
         bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);
         if (more) load_queries(p, piece_of(turn ^ 1, shared).seq, shared);
         weigh_rows(p, side, turn, shared);
@@ -429,8 +438,10 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
+    Meetings meetings = {units.barriers};
     units.init(SIDE_WARPS, 1);
     if (thread_index() == 0) {
+        meetings.init();
         int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
         item_of(shared) = quotient(block_index(), row_blocks);
         first_row_of(shared) = (block_index() - item_of(shared) * row_blocks) * BLOCK_ROWS;
@@ -446,16 +457,16 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     if (role < SIDES) {
         grow_registers<SIDE_REGISTERS>();
         // Knowing that there are two keeps operands in registers of the whole warp.
-        attend(p, role & 1, shared, units);
+        attend(p, role & 1, shared, units, meetings);
     } else {
         shrink_registers<LOADER_REGISTERS>();
         int loader = warp_of_group();
         if (loader >= LOADERS) {
-            add_weights(p, shared);
+            add_weights(p, shared, meetings);
         } else {
-            load_units<true, false>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [](int n) {
+            load_units<true, false>(p, item_of(shared), loader, LOADERS, latent, rope, units, unit_of, [&](int n) {
                 // Queries would come late behind a whole ring.
-                if (n == 0) named_barrier(QUERIES_BARRIER, QUERIES_BARRIER_THREADS);
+                if (n == 0) barrier_wait(meetings.at(ASKED_AT), 0);
             });
         }
     }

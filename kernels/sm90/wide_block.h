@@ -37,7 +37,12 @@ constexpr int PIECE_AT = divide_up(ALONE_AT + 2 * 4, 16) * 16;
 constexpr int ITEM_AT = PIECE_AT + 2 * PIECE_BYTES;
 constexpr int CAP_AT = ITEM_AT + 2 * 4;  // what undoes the scaling of queries, where logits are capped
 constexpr int BARRIERS_AT = CAP_AT + 2 * ROWS * 4;
-constexpr int SHARED_BYTES = BARRIERS_AT + UNITS_BARRIERS_BYTES;
+constexpr int READY_AT = BARRIERS_AT + UNITS_BARRIERS_BYTES;
+constexpr int BEGUN_AT = READY_AT + SIDES * 8;
+constexpr int ASKED_AT = BEGUN_AT + 8;
+constexpr int LIMITED_AT = ASKED_AT + 8;
+constexpr int ADDED_AT = LIMITED_AT + 8;
+constexpr int SHARED_BYTES = ADDED_AT + 8;
 static_assert(SHARED_BYTES <= MOST_SHARED_BYTES && BARRIERS_AT % 8 == 0, "a unit's shared memory");
 
 /// What turns products with a query row into logits, and the maximum that weights are relative to: 0 before the first tile.
@@ -49,17 +54,40 @@ struct alignas(8) RowState {
 DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
 constexpr int ADDERS = 2;  // warps that add up weights, a lane for each row
-constexpr int MEETING = (SIDES * SIDE_WARPS + ADDERS) * 32;
 static_assert(ADDERS * 32 == ROWS && LOADERS + ADDERS == SIDE_WARPS, "the third warpgroup");
-/// Waits for both sides and the adders.
-DEVICE void meet() { named_barrier(1, MEETING); }
-/// Waits for one of them.
-DEVICE void side_barrier(int side) { named_barrier(2 + side, SIDE_THREADS); }
-/// A side tells the other and the adders that the weights of its tile are there, and they wait for it.
-DEVICE void tell_weights(int side) { named_barrier_arrive(4 + side, MEETING); }
-DEVICE void wait_for_weights(int side) { named_barrier(4 + side, MEETING); }
-/// The sides tell the loaders that the first queries have come.
-constexpr int QUERIES_BARRIER = 6, QUERIES_BARRIER_THREADS = SIDES * SIDE_THREADS + LOADERS * 32;
+/// Waits for one of the sides.
+DEVICE void side_barrier(int side) { named_barrier(1 + side, SIDE_THREADS); }
+
+/// Where sides and adders wait for each other, besides what is in the ring. Each lane arrives for itself, which is how racecheck
+/// follows it.
+struct Meetings {
+    uint32 barriers;  // those of the ring
+
+    DEVICE uint32 at(int place) const { return barriers - BARRIERS_AT + place; }
+    /// Of the weights of a tile: its side arrives when they are there, and the adders when they have added those of the tile before the
+    /// last, in whose place the next ones will be.
+    DEVICE uint32 ready(int n) const { return at(READY_AT + n % SIDES * 8); }
+
+    /// To be called by one thread.
+    DEVICE void init() const {
+        for (int side = 0; side < SIDES; side++) barrier_init(ready(side), SIDE_THREADS + ADDERS * 32);
+        barrier_init(at(BEGUN_AT), SIDES * SIDE_THREADS);
+        barrier_init(at(ASKED_AT), SIDES * SIDE_THREADS);
+        barrier_init(at(LIMITED_AT), SIDES * SIDE_THREADS + ADDERS * 32);
+        barrier_init(at(ADDED_AT), SIDES * SIDE_THREADS + ADDERS * 32);
+        barrier_publish_init();
+    }
+
+    /// The sides meet at such a place.
+    DEVICE void meet(int place, int parity) const {
+        barrier_arrive(at(place));
+        barrier_wait(at(place), parity);
+    }
+    /// Says that this lane's weights of a tile are there, or that it has added those of the tile two before.
+    DEVICE void tell(int n) const { barrier_arrive(ready(n)); }
+    /// Waits for the weights of a tile.
+    DEVICE void wait_for_weights(int n) const { barrier_wait(ready(n), n / SIDES & 1); }
+};
 
 /// Sixteen bytes of shared memory.
 DEVICE void load_words(uint32 (&word)[4], const unsigned char SHARED* from) {

@@ -157,7 +157,7 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
     if variant.form == WIDE_FORM {
         // Units of the ring, of queries and of three tiles' weights. Of three tiles: factors, and a flag. Of two pieces: states, limits,
         // results, LSEs and scales of rows, and 32 bytes. Of two sides: four warps' maxima, scales. Sums, two more flags, which block
-        // it is.
+        // it is, barriers.
         let units = stages + variant.kv_lora_rank / 64 + u32::from(variant.rope_dim > 0) + 3;
         let of_rows = 3 * 4 + 2 * (8 + 4 + 8 + 8 + 4) + 2 * (4 * 4 + 4) + 4;
         return units * UNIT_BYTES
@@ -165,7 +165,7 @@ pub(super) fn shared_bytes(variant: &Variant) -> u32 {
             + (3 * 4 + 2 * 4u32).next_multiple_of(16)
             + 2 * 32
             + 8
-            + 2 * stages * 8;
+            + (2 * stages + 6) * 8;
     }
     let ring = stages * UNIT_BYTES + 2 * stages * 8;
     let queries = 9 * rows * 128;

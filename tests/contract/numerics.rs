@@ -4,7 +4,7 @@ use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 use latentwave::kernel::{Launch, Params};
 use latentwave::plan::{BalanceShape, balance};
 use latentwave::reference::{Attended, merge};
-use latentwave::testing::{SplitMix64, check_close, poisoned};
+use latentwave::testing::{SplitMix64, Tolerance, check_close, poisoned};
 use latentwave::{
     Backend, DType, DecodeArgs, Error, KvCache, MlaConfig, MlaDecode, SplitPolicy, Stream, Tensor, Workspace,
 };
@@ -134,6 +134,19 @@ pub(crate) fn plans_for_many_tokens<B: Backend>(backend: &B, dtype: DType) {
             problem.max_seq_len = 100_000;
             problem.check(backend, &format!("{heads} heads, {query_len} tokens, pages of {page_size}, {cache} cache"));
         }
+    }
+}
+
+/// Where few tokens count, an LSE shows whether their weights were added up before or after they are rounded for the products.
+pub(crate) fn lses_of_few_tokens_are_exact<B: Backend>(backend: &B, dtype: DType) {
+    for (heads, query_len) in [(64, 1), (40, 2)] {
+        let mut problem =
+            Problem::random(70, layer(heads, 64), (dtype, DType::Fp8E4m3), query_len, &[1, 2, 3, 4, 5, 6, 7, 8]);
+        problem.poison_unused_slots();
+        problem.max_seq_len = 100_000;
+        let what = format!("{heads} heads, {query_len} tokens");
+        let outcome = problem.check(backend, &what);
+        check_close(&what, &outcome.lse, &problem.reference().1, &Tolerance::abs(2e-5)).unwrap();
     }
 }
 
