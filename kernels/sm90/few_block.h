@@ -331,8 +331,7 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
 
 /// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies. False if the piece was found
 /// by `stale` lengths or pages that have changed.
-template <bool stale>
-DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, int parity,
+DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool stale, int parity,
                    unsigned char SHARED* shared, const Tiles& tiles, Signals signals) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
@@ -362,7 +361,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         bool first = token == piece.begin;
         bool changed = stale && first && signals.was_changed(shared);
         workers_barrier();
-        if (stale && changed) return false;  // no warp reads queries or tiles any more
+        if (changed) return false;  // no warp reads queries or tiles any more
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             Float4 other = given[(i / 4 * GROUPS + group) * GROUP_THREADS];
             x[i] += other.x;
@@ -412,9 +411,8 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
 
 /// The block's piece. What was written before this kernel may be `stale` at first, until it has waited; false if it was. Barriers are in
 /// the phase of `parity`.
-template <bool stale>
 DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles,
-                    int parity) {
+                 bool stale, int parity) {
     int group = warpgroup_index();
     Signals signals = {tiles.base + SIGNALS_AT};
     const int GLOBAL* length_at = few_length(p);
@@ -470,7 +468,7 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
     publish_to_async();
     workers_barrier();
     // Knowing that there are two groups also keeps operands in those registers.
-    return attend<stale>(p, piece, first_row, group & 1, softmax, parity, shared, tiles, signals);
+    return attend(p, piece, first_row, group & 1, softmax, stale, parity, shared, tiles, signals);
 }
 
 /// Prepares the block, and notes lengths that may be out of date, by its first two warps; all threads must meet before they go on.
@@ -502,11 +500,14 @@ DEVICE bool are_noted_few(const DecodeParams& p) {
 DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, bool waited) {
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    if (!waited) {
-        if (work<true>(p, latent, rope, shared, tiles, 0)) return;
+    bool stale = !waited;
+    int parity = 0;
+    // One text serves both times: it is most of the kernel's.
+    NO_UNROLL while (!work(p, latent, rope, shared, tiles, stale, parity)) {
         tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
+        stale = false;
+        parity = 1;
     }
-    work<false>(p, latent, rope, shared, tiles, !waited);
 }
 
 }  // namespace few
