@@ -108,13 +108,11 @@ DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring&
         if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
         if (GATHERS && column == 0) publish_to_async();
         products_begin();
-        UNROLL for (int step = 0; step < 4; step++) {
-            uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
-            if (held) {
-                product_64_held(x, held + step * 4, b, !first || step > 0);
-            } else {
-                product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
-            }
+        uint64 b = rows_operand(keys, column * UNIT_BYTES);
+        if (held) {
+            products_64_held(x, held, b, !first);
+        } else {
+            products_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES), b);
         }
     };
     if (ROPE_DIM > 0) {
@@ -321,10 +319,7 @@ struct Side {
     DEVICE void start_other(int half, bool first) {
         uint32 weights = ring.base + WEIGHTS_AT, values = ring.half(half);
         products_begin();
-        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-            product_256(o, rows_operand(weights, step * 32), columns_operand<UNIT_BYTES>(values, step * 2048),
-                        step > 0 || !first);
-        }
+        products_256(o, rows_operand(weights), columns_operand<UNIT_BYTES>(values), !first);
     }
 
     /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
@@ -389,9 +384,7 @@ struct Side {
             clear(half(n, true), piece.valid(i));
             uint32 values = ring.half(half(n, true));
             products_begin();
-            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                product_256_held(o, weights + step * 4, columns_operand<UNIT_BYTES>(values, step * 2048), step > 0 || i > 0);
-            }
+            products_256_held(o, weights, columns_operand<UNIT_BYTES>(values), i > 0);
             products_commit();
             products_wait<0>();
             settle(o);
