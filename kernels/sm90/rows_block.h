@@ -244,8 +244,15 @@ struct Side {
     DEVICE int half(int n, bool own) const { return (2 * n + !own) % HALVES; }
     DEVICE void side_barrier() const { named_barrier(SIDE_BARRIER + side, SIDE_THREADS); }
 
-    /// Scales what has been summed if maxima have risen from those to the lane's; no products may be under way to it.
-    DEVICE void scale_sums(const float (&from)[2], bool risen) { scale_rows(o, sum, from, maximum, risen); }
+    /// Scales what has been summed as maxima rise from those to the lane's; no products may be under way to it.
+    DEVICE void scale_sums(const float (&from)[2]) {
+        float factor[2];
+        UNROLL for (int r = 0; r < 2; r++) {
+            factor[r] = exp2(from[r] - maximum[r]);
+            sum[r] *= factor[r];
+        }
+        UNROLL for (int i = 0; i < 128; i++) o[i] *= factor[i / 2 % 2];
+    }
 
     /// Raises the maxima where products, which `scale` makes logits, exceed them by too much, which is rare; the four lanes of a row hold
     /// sixteen tokens each. Whether any of the warp's rose.
@@ -296,7 +303,7 @@ struct Side {
         float before[2] = {maximum[0], maximum[1]};
         maximum[0] = told.x;
         maximum[1] = told.y;
-        scale_sums(before, warp_any(maximum[0] != before[0] || maximum[1] != before[1]));
+        if (warp_any(maximum[0] != before[0] || maximum[1] != before[1])) scale_sums(before);
         sum[0] = told.z;
         sum[1] = told.w;
     }
@@ -355,14 +362,16 @@ struct Side {
             if (i > 0) take_over(n - 1);
             start_other(i > 0 ? half(n - 1, false) : half(n, true), i <= 1);
             products_commit();
-            products_wait<1>(x);
+            products_wait<1>();
+            settle(x);
 
             float scale[2] = {1.0f, 1.0f};
             piece.mask(p, x, i, scale);
             float before[2] = {maximum[0], maximum[1]};
             bool raised = raise(x, scale);
-            products_wait<0>(o);
-            scale_sums(before, raised);
+            products_wait<0>();
+            settle(o);
+            if (raised) scale_sums(before);
             // Before the weights are computed: the loader waits for places.
             if (i > 0) release(ring.half_empty(half(n - 1, false)));
             weigh(x, scale);
@@ -377,7 +386,8 @@ struct Side {
             products_begin();
             products_256_held(o, weights, columns_operand<UNIT_BYTES>(values), i > 0);
             products_commit();
-            products_wait<0>(o);
+            products_wait<0>();
+            settle(o);
             i += 2;
             if (i <= tiles) release(ring.half_empty(half(n, true)));
         }
@@ -387,7 +397,8 @@ struct Side {
             clear(half(last, false), piece.valid(tiles - 1));
             start_other(half(last, false), tiles == 1);
             products_commit();
-            products_wait<0>(o);
+            products_wait<0>();
+            settle(o);
         }
     }
 };

@@ -31,16 +31,11 @@ DEVICE T from_lane_of_8(T value, int lane) {
     return __shfl_sync(0xffffffffu, value, lane, 8);
 }
 
-#define IN_OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
-#define IN_OUT_16(d, i) IN_OUT_4(d, i), IN_OUT_4(d, i + 4), IN_OUT_4(d, i + 8), IN_OUT_4(d, i + 12)
-#define IN_OUT_32(d, i) IN_OUT_16(d, i), IN_OUT_16(d, i + 16)
-#define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
-#define IN_OUT_128(d, i) IN_OUT_64(d, i), IN_OUT_64(d, i + 64)
-
-/// Keeps what reads these registers after what was written before: products under way write them later than the text says. In one
-/// statement, as much as is possible here: the compiler's time goes by what statements have of operands.
-DEVICE void settle(float (&value)[32]) { asm volatile("" : IN_OUT_32(value, 0)::"memory"); }
-DEVICE void settle(float (&value)[128]) { asm volatile("" : IN_OUT_128(value, 0)::"memory"); }
+/// Keeps what reads these registers after what was written before: products under way write them later than the text says.
+template <int count>
+DEVICE void settle(float (&value)[count]) {
+    UNROLL for (int i = 0; i < count; i++) asm volatile("" : "+f"(value[i])::"memory");
+}
 
 /// Gives up or takes registers, down or up to `count` per thread of the warpgroup.
 template <int count>
@@ -229,16 +224,6 @@ DEVICE void products_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(pending) : "memory");
 }
 
-/// Waits likewise for products that have written registers.
-template <int pending>
-DEVICE void products_wait(float (&d)[32]) {
-    asm volatile("wgmma.wait_group.sync.aligned %32;" : IN_OUT_32(d, 0) : "n"(pending) : "memory");
-}
-template <int pending>
-DEVICE void products_wait(float (&d)[128]) {
-    asm volatile("wgmma.wait_group.sync.aligned %128;" : IN_OUT_128(d, 0) : "n"(pending) : "memory");
-}
-
 /// Four matrices of 8 x 8 16-bit values, one row of a matrix at each lane's address.
 DEVICE void store_matrix(uint32 at, uint32 a, uint32 b, uint32 c, uint32 d) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a), "r"(b), "r"(c), "r"(d)
@@ -277,6 +262,11 @@ DEVICE void load_matrix_trans(uint32* word, uint32 at) {
 #else
 #define WGMMA_TYPES "f32.bf16.bf16"
 #endif
+#define IN_OUT_4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+#define IN_OUT_16(d, i) IN_OUT_4(d, i), IN_OUT_4(d, i + 4), IN_OUT_4(d, i + 8), IN_OUT_4(d, i + 12)
+#define IN_OUT_32(d, i) IN_OUT_16(d, i), IN_OUT_16(d, i + 16)
+#define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
+#define IN_OUT_128(d, i) IN_OUT_64(d, i), IN_OUT_64(d, i + 64)
 #define SUMS_32                                                                                                                      \
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, " \
     "%27, %28, %29, %30, %31}"
@@ -397,27 +387,4 @@ DEVICE void product_keys_held(float (&d)[16], const uint32* a, uint64 b, int add
         "}, {%16, %17, %18, %19}, %20, add, 1, 1, 0;\n}"
         : IN_OUT_16(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
-}
-
-/// Multiplies a lane's sums of two rows, `sum` and the columns of d (64 x 256), by two to the power of what `to` is below `from`, if `any`.
-DEVICE void scale_rows(float (&d)[128], float (&sum)[2], const float (&from)[2], const float (&to)[2], bool any) {
-#define SCALED(a, b, c, d)                                                                                              \
-    "mul.f32 %" #a ", %" #a ", low;\nmul.f32 %" #b ", %" #b ", low;\nmul.f32 %" #c ", %" #c ", high;\nmul.f32 %" #d ", %" #d \
-    ", high;\n"
-    asm volatile(
-        "{\n.reg .pred any;\n.reg .f32 low, high;\nsetp.ne.b32 any, %134, 0;\n@!any bra same;\n"
-        "sub.f32 low, %130, %132;\nsub.f32 high, %131, %133;\nex2.approx.ftz.f32 low, low;\nex2.approx.ftz.f32 high, high;\n"
-        "mul.f32 %128, %128, low;\nmul.f32 %129, %129, high;\n"
-        SCALED(0, 1, 2, 3) SCALED(4, 5, 6, 7) SCALED(8, 9, 10, 11) SCALED(12, 13, 14, 15)
-        SCALED(16, 17, 18, 19) SCALED(20, 21, 22, 23) SCALED(24, 25, 26, 27) SCALED(28, 29, 30, 31)
-        SCALED(32, 33, 34, 35) SCALED(36, 37, 38, 39) SCALED(40, 41, 42, 43) SCALED(44, 45, 46, 47)
-        SCALED(48, 49, 50, 51) SCALED(52, 53, 54, 55) SCALED(56, 57, 58, 59) SCALED(60, 61, 62, 63)
-        SCALED(64, 65, 66, 67) SCALED(68, 69, 70, 71) SCALED(72, 73, 74, 75) SCALED(76, 77, 78, 79)
-        SCALED(80, 81, 82, 83) SCALED(84, 85, 86, 87) SCALED(88, 89, 90, 91) SCALED(92, 93, 94, 95)
-        SCALED(96, 97, 98, 99) SCALED(100, 101, 102, 103) SCALED(104, 105, 106, 107) SCALED(108, 109, 110, 111)
-        SCALED(112, 113, 114, 115) SCALED(116, 117, 118, 119) SCALED(120, 121, 122, 123) SCALED(124, 125, 126, 127)
-        "same:\n}"
-        : IN_OUT_128(d, 0), "+f"(sum[0]), "+f"(sum[1])
-        : "f"(from[0]), "f"(from[1]), "f"(to[0]), "f"(to[1]), "r"((int)any));
-#undef SCALED
 }
