@@ -104,26 +104,25 @@ struct Queries {
 /// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
-    auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
-        if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
-        if (GATHERS && column == 0) publish_to_async();
+    // Gathered units of a half come together.
+    auto wait = [&](uint32 full, int parity, bool first) {
+        if (!GATHERS || first) barrier_wait(full, parity);
+        if (GATHERS && first) publish_to_async();
         products_begin();
-        uint64 b = rows_operand(keys, column * UNIT_BYTES);
-        if (held) {
-            products_64_held(x, held, b, !first);
-        } else {
-            products_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES), b);
-        }
     };
     if (ROPE_DIM > 0) {
-        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), 0, q.word[2], 0, true);
+        wait(ring.rotary_full(n % 2), n / 2 & 1, true);
+        products_64_held(x, q.word[2], rows_operand(ring.rotary()), false);
         products_commit();
     }
     UNROLL for (int other = 0; other < 2; other++) {
         uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
-        UNROLL for (int column = 0; column < HALF_UNITS; column++) {
-            start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
-                  column == 0 ? q.word[other] : nullptr, staged, ROPE_DIM == 0 && other + column == 0);
+        uint32 keys = ring.half(half.index), full = ring.half_full(half.index);
+        wait(full, half.parity, true);
+        products_64_held(x, q.word[other], rows_operand(keys), ROPE_DIM > 0 || other > 0);
+        NO_UNROLL for (int column = 1; column < HALF_UNITS; column++) {
+            wait(full + column * 8, half.parity, false);
+            products_64(x, rows_operand(staged + (column - 1) * UNIT_BYTES), rows_operand(keys + column * UNIT_BYTES));
         }
         half.advance();
         products_commit();
