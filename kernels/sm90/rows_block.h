@@ -104,26 +104,23 @@ struct Queries {
 /// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
-    // Gathered units of a half come together.
-    auto wait = [&](uint32 full, int parity, bool first) {
-        if (!GATHERS || first) barrier_wait(full, parity);
-        if (GATHERS && first) publish_to_async();
+    auto start_held = [&](uint32 full, int parity, uint32 keys, const uint32* held, bool first) {
+        barrier_wait(full, parity);
+        if constexpr (GATHERS) publish_to_async();
         products_begin();
+        products_64_held(x, held, rows_operand(keys), !first);
     };
     if (ROPE_DIM > 0) {
-        wait(ring.rotary_full(n % 2), n / 2 & 1, true);
-        products_64_held(x, q.word[2], rows_operand(ring.rotary()), false);
+        start_held(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), q.word[2], true);
         products_commit();
     }
     UNROLL for (int other = 0; other < 2; other++) {
         uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
         uint32 keys = ring.half(half.index), full = ring.half_full(half.index);
-        wait(full, half.parity, true);
-        products_64_held(x, q.word[other], rows_operand(keys), ROPE_DIM > 0 || other > 0);
-        NO_UNROLL for (int column = 1; column < HALF_UNITS; column++) {
-            wait(full + column * 8, half.parity, false);
-            products_64(x, rows_operand(staged + (column - 1) * UNIT_BYTES), rows_operand(keys + column * UNIT_BYTES));
-        }
+        start_held(full, half.parity, keys, q.word[other], ROPE_DIM == 0 && other == 0);
+        static_assert(STAGED_UNITS == 3, "as the products count");
+        // Gathered units of a half come together.
+        products_64_of_3<UNIT_BYTES, !GATHERS>(x, rows_operand(staged), rows_operand(keys, UNIT_BYTES), full + 8, half.parity);
         half.advance();
         products_commit();
         if (other == 0) {

@@ -305,15 +305,32 @@ DEVICE void products_64_held(float (&d)[32], const uint32* a, uint64 b, int add)
 #undef PRODUCT
 }
 
-/// d (64 x 64) += a b of a unit's depth: both by rows along the depth.
-DEVICE void products_64(float (&d)[32], uint64 a, uint64 b) {
+/// d (64 x 64) += a b of three units' depth, both by rows along the depth, units `unit_bytes` apart. If they `come` one by one it waits
+/// for a barrier of each, from `full` on, eight bytes apart.
+template <int unit_bytes, bool come>
+DEVICE void products_64_of_3(float (&d)[32], uint64 a, uint64 b, uint32 full, int parity) {
+    static_assert(unit_bytes / 16 - 6 == 506, "as the text says");
 #define PRODUCT "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", a, b, 1, 1, 1, 0, 0;\n"
-#define NEXT ADVANCE("a", "2") ADVANCE("b", "2")
-    asm volatile("{\n" OPERAND("a", "%32") OPERAND("b", "%33") PRODUCT NEXT PRODUCT NEXT PRODUCT NEXT PRODUCT "}"
-                 : IN_OUT_32(d, 0)
-                 : "l"(a), "l"(b));
+#define NEXT(by) ADVANCE("a", by) ADVANCE("b", by)
+#define UNIT "wgmma.fence.sync.aligned;\n" PRODUCT NEXT("2") PRODUCT NEXT("2") PRODUCT NEXT("2") PRODUCT
+#define AWAIT(at, again) \
+    again ":\nmbarrier.try_wait.parity.shared::cta.b64 done, [%34 + " at "], %35;\n@!done bra " again ";\n"
+    if constexpr (come) {
+        asm volatile("{\n.reg .pred done;\n" OPERAND("a", "%32") OPERAND("b", "%33") AWAIT("0", "first") UNIT NEXT("506")
+                     AWAIT("8", "second") UNIT NEXT("506") AWAIT("16", "third") UNIT "}"
+                     : IN_OUT_32(d, 0)
+                     : "l"(a), "l"(b), "r"(full), "r"(parity)
+                     : "memory");
+    } else {
+        asm volatile("{\n" OPERAND("a", "%32") OPERAND("b", "%33") UNIT NEXT("506") UNIT NEXT("506") UNIT "}"
+                     : IN_OUT_32(d, 0)
+                     : "l"(a), "l"(b)
+                     : "memory");
+    }
 #undef PRODUCT
 #undef NEXT
+#undef UNIT
+#undef AWAIT
 }
 
 /// d (64 x 256) += a b of a unit's depth, or = where `add` is 0: `a` in registers, `b` by rows that are the depth.
