@@ -186,22 +186,21 @@ struct Output {
     Word4 word[16];
 
     /// Gathers it by way of the warp's rows of `staging`.
-    DEVICE void gather(float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
+    DEVICE void gather(const float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
         constexpr int ROW_BYTES = HALF * 2;
         constexpr int WINDOW = 8;  // words whose order a row's number changes
         int lane = unhoisted(lane_index());
         staging += warp_of_group() * 16 * ROW_BYTES;
-        UNROLL for (int i = 0; i < 128; i++) {
-            // A row that saw nothing is zero even beside values that are not finite.
-            float factor = scale[i / 2 % 2];
-            o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
-        }
+        // A row that saw nothing is zero even beside values that are not finite.
+        uint32 kept[2] = {scale[0] == 0.0f ? 0u : ~0u, scale[1] == 0.0f ? 0u : ~0u};
         uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
         UNROLL for (int w = 0; w < WINDOW; w += 2) {
             uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
             UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
                 const float* x = o + (window + w) * 4;
-                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+                uint32 words[4];
+                UNROLL for (int i = 0; i < 4; i++) words[i] = pack(x[2 * i] * scale[i % 2], x[2 * i + 1] * scale[i % 2]) & kept[i % 2];
+                store_matrix(at + window * 16, words[0], words[1], words[2], words[3]);
             }
         }
         warp_barrier();
@@ -410,9 +409,12 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
     // The part's first sequence is seldom empty: its queries are asked for before its length has told.
     Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
     Cursor first(p, part);
-    if (first.seq != part.seq || !first.more) {
+    if (!first.more) {
         copy_wait<0>();
-        if (!first.more) return;
+        return;
+    }
+    if (!ONE_SEQUENCE && first.seq != part.seq) {
+        copy_wait<0>();
         Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
     }
     Piece piece(p, first, part, first_row);
