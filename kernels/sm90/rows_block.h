@@ -138,6 +138,7 @@ struct Piece {
     int begin, end;  // its tokens; 0 where there is no piece
     int seen;        // tokens that all rows see; negative where the first lacks some
 
+    DEVICE Piece() {}
     DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
         : slot(-1), seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(0), seen(0) {
         if (!at.more) return;
@@ -406,18 +407,17 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
+    Piece piece;
     // The part's first sequence is seldom empty: its queries are asked for before its length has told.
-    Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
-    Cursor first(p, part);
-    if (!first.more) {
+    NO_UNROLL for (int seq = part.seq;;) {
+        Queries::fetch(p, seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        Cursor first(p, part);
+        piece = Piece(p, first, part, first_row);
+        if (first.more && (ONE_SEQUENCE || first.seq == seq)) break;
         copy_wait<0>();
-        return;
+        if (ONE_SEQUENCE || !first.more) return;
+        seq = first.seq;
     }
-    if (!ONE_SEQUENCE && first.seq != part.seq) {
-        copy_wait<0>();
-        Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
-    }
-    Piece piece(p, first, part, first_row);
     if (describes) self.piece(0) = piece;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
         if constexpr (!ONE_PIECE) {  // while the queries come, what is next is looked up
