@@ -122,7 +122,10 @@ DEVICE void multiply_keys(float (&x)[SUMS], uint32 depth, uint32 queries, const 
             barrier_wait(tiles.full(slot, unit / PART_UNITS), parity);
             products_begin();
         }
-        products_keys_2(x, rows_operand(keys, unit * UNIT_BYTES), rows_operand(queries + depth, unit * QUERY_UNIT_BYTES), unit > 0);
+        UNROLL for (int step = 0; step < 2; step++) {
+            product_keys<false>(x, rows_operand(keys, unit * UNIT_BYTES + step * 32),
+                                rows_operand(queries + depth, unit * QUERY_UNIT_BYTES + step * 32), unit + step > 0);
+        }
     }
     products_commit();
 }
@@ -132,8 +135,11 @@ using Sums = float[GROUP_UNITS][SUMS];
 /// Adds the tile's values, weighed, to the group's columns of the output.
 DEVICE void multiply_values(Sums& o, uint32 values, uint32 weights) {
     products_begin();
-    UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
-        products_values_4(o[unit], columns_operand<UNIT_BYTES>(values, unit * UNIT_BYTES), rows_operand(weights));
+    UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
+        UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
+            product_keys<true>(o[unit], columns_operand<UNIT_BYTES>(values, unit * UNIT_BYTES + step * 2048),
+                               rows_operand(weights, step * 32), 1);
+        }
     }
     products_commit();
 }

@@ -405,33 +405,3 @@ DEVICE void product_keys_held(float (&d)[16], const uint32* a, uint64 b, int add
         : IN_OUT_16(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
-
-/// Products as `product_keys`, so many in a row that `a` and `b` advance in between, by so many sixteens of bytes: two of half a unit's
-/// depth, or = where `add` is 0; four of a unit's.
-#define PRODUCT(sums, shape, add, columns) \
-    "wgmma.mma_async.sync.aligned." shape "." WGMMA_TYPES " {" sums "}, a, b, " add ", 1, 1, " columns ", 0;\n"
-#define NEXT(by_a, by_b) ADVANCE("a", by_a) ADVANCE("b", by_b)
-#define SUMS_8 "%0, %1, %2, %3, %4, %5, %6, %7"
-#define SUMS_16 SUMS_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
-#define KEYS_2(sums, shape, a, b, add)                                                                                  \
-    "{\n.reg .pred add;\nsetp.ne.b32 add, " add ", 0;\n" OPERAND("a", a) OPERAND("b", b) PRODUCT(sums, shape, "add", "0") \
-        NEXT("2", "2") PRODUCT(sums, shape, "1", "0") "}"
-#define VALUES_4(sums, shape, a, b)                                                                                      \
-    "{\n" OPERAND("a", a) OPERAND("b", b) PRODUCT(sums, shape, "1", "1") NEXT("128", "2") PRODUCT(sums, shape, "1", "1") \
-        NEXT("128", "2") PRODUCT(sums, shape, "1", "1") NEXT("128", "2") PRODUCT(sums, shape, "1", "1") "}"
-DEVICE void products_keys_2(float (&d)[8], uint64 a, uint64 b, int add) {
-    asm volatile(KEYS_2(SUMS_8, "m64n16k16", "%8", "%9", "%10") : IN_OUT_4(d, 0), IN_OUT_4(d, 4) : "l"(a), "l"(b), "r"(add));
-}
-DEVICE void products_keys_2(float (&d)[16], uint64 a, uint64 b, int add) {
-    asm volatile(KEYS_2(SUMS_16, "m64n32k16", "%16", "%17", "%18") : IN_OUT_16(d, 0) : "l"(a), "l"(b), "r"(add));
-}
-DEVICE void products_values_4(float (&d)[8], uint64 a, uint64 b) {
-    asm volatile(VALUES_4(SUMS_8, "m64n16k16", "%8", "%9") : IN_OUT_4(d, 0), IN_OUT_4(d, 4) : "l"(a), "l"(b));
-}
-DEVICE void products_values_4(float (&d)[16], uint64 a, uint64 b) {
-    asm volatile(VALUES_4(SUMS_16, "m64n32k16", "%16", "%17") : IN_OUT_16(d, 0) : "l"(a), "l"(b));
-}
-#undef PRODUCT
-#undef NEXT
-#undef KEYS_2
-#undef VALUES_4
