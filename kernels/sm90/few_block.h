@@ -164,7 +164,7 @@ static_assert(ROWS * sizeof(Summands) <= WEIGHTS_AT - EXCHANGE_AT, "summands pas
 
 /// Softmax of the group's query rows: lane `l` of warp `w` holds tokens 16 w + l / 4 and 8 further on.
 struct Softmax {
-    int lane, warp;
+    int lane, warp;  // unhoisted: a block may begin again, and what it computes of them would else be kept from before it begins
     float maximum[OWN_ROWS];
     float sum[OWN_ROWS], rounded[OWN_ROWS];  // this lane's summands
     int limit[OWN_ROWS];                     // tokens that each row sees of this piece
@@ -509,7 +509,7 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     bool stale = !waited;
     int parity = 0;
-    // One text serves both times: it is most of the kernel's.
+    // One text serves both times: it is most of the form's.
     NO_UNROLL while (!work(p, latent, rope, shared, tiles, stale, parity)) {
         tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
         stale = false;

@@ -287,8 +287,8 @@ DEVICE void product_64_held(float (&d)[32], const uint32* a, uint64 b, int add) 
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-// Four products in a row, of a unit's depth, in one statement: the compiler goes through the operands of each. `step` advances an operand
-// in shared memory, in sixteens of bytes.
+// Runs of products in one statement each: the compiler goes through all operands of every statement. Operands in shared memory advance
+// in between, by sixteens of bytes.
 #define OPERAND(name, at) ".reg .b64 " name ";\nmov.b64 " name ", " at ";\n"
 #define ADVANCE(name, by) "add.s64 " name ", " name ", " by ";\n"
 
