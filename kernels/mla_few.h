@@ -9,7 +9,7 @@ constexpr int FULL_PIECES = 64;
 constexpr int FULL_TOKENS = 64;
 
 /// Lanes that share out the sequences.
-DEVICE int few_width(const DecodeParams& p) { return 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
+DEVICE int few_width(const DecodeParams& p) { return ONE_SEQUENCE ? 1 : 1 << highest_bit(2 * p.batch * num_groups(p) - 1); }
 
 /// Sum of what the lanes of the sequences have. All lanes of a wave must ask.
 DEVICE int few_sum(const DecodeParams& p, int value) {
@@ -36,7 +36,7 @@ DEVICE int few_tokens_now(const DecodeParams& p) {
 /// Whether sequences of each lane's `tokens` are cut this way. All lanes of a wave must ask.
 DEVICE bool are_few(const DecodeParams& p, int tokens) {
     // Each is cut off above the bound, which keeps the sum small.
-    return p.schedule_kind == OWN || few_sum(p, smaller(tokens, p.few_tokens + 1)) <= p.few_tokens;
+    return (!ONE_SEQUENCE && p.schedule_kind == OWN) || few_sum(p, smaller(tokens, p.few_tokens + 1)) <= p.few_tokens;
 }
 
 /// A sequence among the pieces of all: `count` of them from `first` on.

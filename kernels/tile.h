@@ -137,9 +137,14 @@ DEVICE int quotient_by(int a, int b, uint32 inverse) {
     return q - ((uint32)(q * b) > (uint32)a);
 }
 
-DEVICE int num_groups(const DecodeParams& p) { return p.num_groups; }
+/// Whether there is one virtual sequence, and the schedule is EITHER: select_few.rs chooses the kernel of two forms for no other steps.
+constexpr bool ONE_SEQUENCE = FORM == 9;
+
+DEVICE int num_groups(const DecodeParams& p) { return ONE_SEQUENCE ? 1 : p.num_groups; }
 /// The sequence of a virtual one.
-DEVICE int seq_of(const DecodeParams& p, int virtual_seq) { return quotient_by(virtual_seq, num_groups(p), p.groups_inverse); }
+DEVICE int seq_of(const DecodeParams& p, int virtual_seq) {
+    return ONE_SEQUENCE ? 0 : quotient_by(virtual_seq, num_groups(p), p.groups_inverse);
+}
 /// Where a token stands: the column of the block table that has its page, and its entry of that page.
 DEVICE int column_of(const DecodeParams& p, int token) { return quotient_by(token, p.page_size, p.page_inverse); }
 DEVICE int entry_of(const DecodeParams& p, int token) { return token - column_of(p, token) * p.page_size; }
@@ -163,6 +168,7 @@ DEVICE int visible_tokens(const DecodeParams& p, int length, int token) {
 
 /// Last query token of a virtual sequence.
 DEVICE int last_token(const DecodeParams& p, int virtual_seq) {
+    if (ONE_SEQUENCE) return p.query_len - 1;
     int group = virtual_seq - seq_of(p, virtual_seq) * num_groups(p);
     return smaller((group + 1) * p.query_group, p.query_len) - 1;
 }
@@ -183,7 +189,9 @@ constexpr int ARRIVAL_WORD = 5;  // of a part, and the one after it: zero betwee
 constexpr int MERGES_WORD = 7;   // of a part: whether stage 1 merges the pieces of sequences
 
 /// Whether there is one: of a step of either kind, where blocks do not cut pieces themselves.
-DEVICE bool is_balanced(const DecodeParams& p) { return p.schedule_kind == BALANCED || p.schedule_kind == EITHER; }
+DEVICE bool is_balanced(const DecodeParams& p) {
+    return ONE_SEQUENCE || p.schedule_kind == BALANCED || p.schedule_kind == EITHER;
+}
 
 DEVICE Schedule schedule_of(const DecodeParams& p) {
     const int GLOBAL* table = global_pointer<const int>(p.schedule);
@@ -220,6 +228,7 @@ struct Row {
     bool valid;
 };
 DEVICE Row row_of(const DecodeParams& p, int virtual_seq, int row) {
+    if (ONE_SEQUENCE) virtual_seq = 0;
     int groups = num_groups(p);
     int seq = seq_of(p, virtual_seq);
     int local = quotient_by(row, p.num_heads, p.heads_inverse);

@@ -60,17 +60,19 @@ struct Queries {
     bool valid;
 
     DEVICE void find(const DecodeParams& p, const OwnPiece& piece, int first_row) {
-        Row at = row_of(p, piece.seq, first_row + thread_index() / 8 % ROWS);
+        int thread = unhoisted(thread_index());
+        Row at = row_of(p, piece.seq, first_row + thread / 8 % ROWS);
         valid = at.valid;
-        from = global_pointer<const uint16>(p.q) + thread_index() % 8 * 8;
+        from = global_pointer<const uint16>(p.q) + thread % 8 * 8;
         if (valid) from += at.seq * p.q_stride_batch + at.token * p.q_stride_token + at.head * p.q_stride_head;
     }
 
     DEVICE void copy(unsigned char SHARED* queries) const {
-        int row = thread_index() / 8 % ROWS;
-        unsigned char SHARED* to = queries + row * 128 + (thread_index() % 8 ^ row % 8) * 16;
+        int thread = unhoisted(thread_index());
+        int row = thread / 8 % ROWS;
+        unsigned char SHARED* to = queries + row * 128 + (thread % 8 ^ row % 8) * 16;
         UNROLL for (int i = 0; i < divide_up(UNITS, SHARES); i++) {
-            int unit = i * SHARES + thread_index() / (ROWS * 8);
+            int unit = i * SHARES + thread / (ROWS * 8);
             if (unit < UNITS) copy16_async(to + unit * QUERY_UNIT_BYTES, from + unit * UNIT_COLUMNS, valid);
         }
         copy_commit();
@@ -106,7 +108,7 @@ struct Signals {
 };
 
 /// Query row of a lane's `i`-th column of sums.
-DEVICE int lane_row(int i) { return i / 2 * 8 + lane_index() % 4 * 2 + i % 2; }
+DEVICE int lane_row(int lane, int i) { return i / 2 * 8 + lane % 4 * 2 + i % 2; }
 
 /// The barrier of both warpgroups.
 constexpr int BOTH = 1;
@@ -144,8 +146,9 @@ DEVICE void multiply_values(Sums& o, uint32 values, uint32 weights) {
 
 /// Clears the values of a tile from token `valid` on, by both warpgroups: weights of zero do not undo a NaN.
 DEVICE void clear_values(unsigned char SHARED* tile, int valid) {
-    NO_UNROLL for (int row = valid + thread_index() / 64; row < TILE_TOKENS; row += WORKERS / 64) {
-        *(Word4 SHARED*)(tile + thread_index() % 64 / 8 * UNIT_BYTES + row * 128 + thread_index() % 8 * 16) = {0, 0, 0, 0};
+    int thread = unhoisted(thread_index());
+    NO_UNROLL for (int row = valid + thread / 64; row < TILE_TOKENS; row += WORKERS / 64) {
+        *(Word4 SHARED*)(tile + thread % 64 / 8 * UNIT_BYTES + row * 128 + thread % 8 * 16) = {0, 0, 0, 0};
     }
 }
 
@@ -161,6 +164,7 @@ static_assert(ROWS * sizeof(Summands) <= WEIGHTS_AT - EXCHANGE_AT, "summands pas
 
 /// Softmax of the group's query rows: lane `l` of warp `w` holds tokens 16 w + l / 4 and 8 further on.
 struct Softmax {
+    int lane, warp;  // unhoisted: a block may begin again, and what it computes of them would else be kept from before it begins
     float maximum[OWN_ROWS];
     float sum[OWN_ROWS], rounded[OWN_ROWS];  // this lane's summands
     int limit[OWN_ROWS];                     // tokens that each row sees of this piece
@@ -168,22 +172,23 @@ struct Softmax {
     DEVICE void start(const DecodeParams& p, const OwnPiece& piece, int first_row) {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
             maximum[i] = sum[i] = rounded[i] = 0.0f;
-            Row of = row_of(p, piece.seq, first_row + lane_row(i));
+            Row of = row_of(p, piece.seq, first_row + lane_row(lane, i));
             int unseen = p.causal ? last_token(p, piece.seq) - of.token : 0;  // of what the sequence's last row sees
             limit[i] = of.valid ? smaller(piece.tokens - unseen, piece.end) : 0;
         }
     }
 
     /// Turns products into logits, in powers of two. Whether a maximum is to be raised.
-    DEVICE bool mask(const DecodeParams& p, float (&x)[LOGITS], int token, bool first, int warp) const {
+    DEVICE bool mask(const DecodeParams& p, float (&x)[LOGITS], int token, bool first) const {
         float scale = p.sm_scale * p.kv_scale * LOG2_E;
         if (p.softcap == 0.0f) {
             UNROLL for (int i = 0; i < LOGITS; i++) x[i] *= scale;
         } else {
-            scale *= 2.0f * reciprocal(p.softcap);
-            UNROLL for (int i = 0; i < LOGITS; i++) x[i] = capped(p.softcap, x[i] * scale);
+            float softcap = unhoisted(p.softcap);
+            scale *= 2.0f * reciprocal(softcap);
+            UNROLL for (int i = 0; i < LOGITS; i++) x[i] = capped(softcap, x[i] * scale);
         }
-        token += warp * 16 + lane_index() / 4;
+        token += warp * 16 + lane / 4;
         float above = NEGATIVE_INFINITY, below = 0.0f;
         UNROLL for (int i = 0; i < LOGITS; i++) {
             int row = i / 4 * 2 + i % 2;
@@ -201,10 +206,9 @@ struct Softmax {
     }
 
     /// Stores the weights of this warp's sixteen tokens for the products.
-    DEVICE void store(const float (&weight)[LOGITS], uint32 weights, int warp) const {
+    DEVICE void store(const float (&weight)[LOGITS], uint32 weights) const {
         uint32 word[LOGITS / 2];
         UNROLL for (int i = 0; i < LOGITS; i += 2) word[i / 2] = pack(weight[i], weight[i + 1]);
-        int lane = lane_index();
         uint32 to = weights + lane % 8 * 128 + ((warp * 2 + lane / 8 % 2) ^ lane % 8) * 16;
         if constexpr (LOGITS == 4) {
             store_matrix_trans(to, word[0], word[1]);
@@ -215,17 +219,17 @@ struct Softmax {
     }
 
     /// Raises the maxima that need it; `factors` tells what each row's earlier sums are to be multiplied by. Both groups must ask.
-    DEVICE void raise(const float (&x)[LOGITS], bool first, float SHARED* highest_of, float SHARED* factors, int warp) {
+    DEVICE void raise(const float (&x)[LOGITS], bool first, float SHARED* highest_of, float SHARED* factors) {
         float highest[OWN_ROWS];
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
             highest[i] = ::maximum(x[i / 2 * 4 + i % 2], x[i / 2 * 4 + i % 2 + 2]);
             UNROLL for (int mask = 4; mask < 32; mask *= 2) highest[i] = ::maximum(highest[i], shuffle_xor(highest[i], mask));
-            if (lane_index() < 4) highest_of[warp * ROWS + lane_row(i)] = highest[i];
+            if (lane < 4) highest_of[warp * ROWS + lane_row(lane, i)] = highest[i];
         }
         workers_barrier();
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
             UNROLL for (int other = 0; other < GROUP_WARPS; other++) {
-                highest[i] = ::maximum(highest[i], highest_of[other * ROWS + lane_row(i)]);
+                highest[i] = ::maximum(highest[i], highest_of[other * ROWS + lane_row(lane, i)]);
             }
             float factor = 1.0f;
             if (first ? highest[i] != NEGATIVE_INFINITY : highest[i] > maximum[i] + RAISE_ABOVE) {
@@ -234,7 +238,7 @@ struct Softmax {
                 sum[i] *= factor;
                 rounded[i] *= factor;
             }
-            if (lane_index() < 4 && warp == 0) factors[lane_row(i)] = factor;
+            if (lane < 4 && warp == 0) factors[lane_row(lane, i)] = factor;
         }
     }
 
@@ -250,10 +254,10 @@ struct Softmax {
     }
 
     /// Tells this lane's sums, and the maxima.
-    DEVICE void tell(Summands SHARED* summands, float SHARED* maxima, int warp) const {
+    DEVICE void tell(Summands SHARED* summands, float SHARED* maxima) const {
         UNROLL for (int i = 0; i < OWN_ROWS; i++) {
-            summands[lane_row(i)].of[warp * 8 + lane_index() / 4] = {sum[i], rounded[i]};
-            if (warp == 0 && lane_index() < 4) maxima[lane_row(i)] = maximum[i];
+            summands[lane_row(lane, i)].of[warp * 8 + lane / 4] = {sum[i], rounded[i]};
+            if (warp == 0 && lane < 4) maxima[lane_row(lane, i)] = maximum[i];
         }
     }
 };
@@ -264,11 +268,12 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
                         const float SHARED* maxima, float SHARED* factors, Signals signals) {
     constexpr int SHARES = WAVE / ROWS;  // lanes of a row
     static_assert(SUMMANDS_OF_ROW == SHARES * ROWS, "as many turns as rows");
-    int row = lane_index() % ROWS;
+    int lane = unhoisted(lane_index());
+    int row = lane % ROWS;
     barrier_wait(signals.summands(), 0);
     float sum = 0.0f, rounded = 0.0f;
     UNROLL for (int i = 0; i < SUMMANDS_OF_ROW / SHARES; i++) {
-        Summand more = summands[row].of[(i ^ row) * SHARES + lane_index() / ROWS];  // of other banks than other rows
+        Summand more = summands[row].of[(i ^ row) * SHARES + lane / ROWS];  // of other banks than other rows
         sum += more.exact;
         rounded += more.rounded;
     }
@@ -280,7 +285,7 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
     barrier_arrive(signals.factors());
     // Emptiness is a sum of zero: a NaN must show.
     float lse = sum == 0.0f ? NEGATIVE_INFINITY : (maxima[row] + log2(sum)) * LN_2;
-    if (lane_index() >= ROWS) return;
+    if (lane >= ROWS) return;
     row += first_row;
     if (piece.slot < 0) {
         Row of = row_of(p, piece.seq, row);
@@ -292,7 +297,7 @@ DEVICE void finish_rows(const DecodeParams& p, const OwnPiece& piece, int first_
 
 /// Puts the group's columns of the result, of which each row is to be scaled, into rows.
 DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uint32 result, int first_column) {
-    int lane = lane_index();
+    int lane = unhoisted(lane_index());
     uint32 to = result + (lane / 16 * 8 + lane % 8) * RESULT_STRIDE + (first_column + warp_of_group() * 16 + lane / 8 % 2 * 8) * 2;
     UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) {
         UNROLL for (int i = 0; i < SUMS; i += 8) {
@@ -311,8 +316,9 @@ DEVICE void transpose_result(const Sums& o, const float (&scale)[LANE_ROWS], uin
 DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first_row, const unsigned char SHARED* result) {
     constexpr int WORDS = KV_LORA_RANK / 8;
     constexpr int STEP = WORKERS / WORDS;  // rows at a time
-    int local = thread_index() / WORDS;
-    int word = thread_index() % WORDS;
+    int thread = unhoisted(thread_index());
+    int local = thread / WORDS;
+    int word = thread % WORDS;
     int rows = smaller(group_rows(p) - first_row, ROWS);
     const unsigned char SHARED* from = result + local * RESULT_STRIDE + word * 16;
     if (piece.slot >= 0) {
@@ -331,8 +337,7 @@ DEVICE void write_result(const DecodeParams& p, const OwnPiece& piece, int first
 
 /// The two warpgroups: all tiles of the piece. `parity` is of the present phase of the barriers of copies. False if the piece was found
 /// by `stale` lengths or pages that have changed.
-template <bool stale>
-DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, int parity,
+DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, int group, Softmax& softmax, bool stale, int parity,
                    unsigned char SHARED* shared, const Tiles& tiles, Signals signals) {
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
     int depth = group == 0 ? 0 : 64;
@@ -341,7 +346,6 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
     uint32 own_weights = weights + (group == 0 ? 0 : GROUP_ROWS * 128);
     float SHARED* highest_of = (float SHARED*)(shared + HIGHEST_AT) + group * GROUP_ROWS;
     float SHARED* factors = (float SHARED*)(shared + FACTOR_AT);
-    int warp = warp_of_group();
     Sums o = {};
     int slot = 0;
     int token = piece.begin;
@@ -350,7 +354,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         multiply_keys(product, depth, tiles.base + QUERY_AT, tiles, slot, parity);
         products_wait<0>();
         float x[LOGITS];
-        Float4 SHARED* given = (Float4 SHARED*)(shared + EXCHANGE_AT) + thread_index() % GROUP_THREADS;
+        Float4 SHARED* given = (Float4 SHARED*)(shared + EXCHANGE_AT) + softmax.warp * WAVE + softmax.lane;
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             float give[4];
             UNROLL for (int j = 0; j < 4; j++) {
@@ -362,7 +366,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         bool first = token == piece.begin;
         bool changed = stale && first && signals.was_changed(shared);
         workers_barrier();
-        if (stale && changed) return false;  // no warp reads queries or tiles any more
+        if (changed) return false;  // no warp reads queries or tiles any more
         UNROLL for (int i = 0; i < LOGITS; i += 4) {
             Float4 other = given[(i / 4 * GROUPS + group) * GROUP_THREADS];
             x[i] += other.x;
@@ -370,18 +374,18 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
             x[i + 2] += other.z;
             x[i + 3] += other.w;
         }
-        bool raises = softmax.mask(p, x, token, first, warp);
+        bool raises = softmax.mask(p, x, token, first);
         if (piece.end - token < TILE_TOKENS) clear_values(shared + slot * TILE_BYTES, piece.end - token);
         float weight[LOGITS];
         softmax.weigh(weight, x);
-        softmax.store(weight, own_weights, warp);
+        softmax.store(weight, own_weights);
         if (named_barrier_any(BOTH, WORKERS, raises)) {
-            softmax.raise(x, first, highest_of, factors + group * GROUP_ROWS, warp);
+            softmax.raise(x, first, highest_of, factors + group * GROUP_ROWS);
             softmax.weigh(weight, x);
-            softmax.store(weight, own_weights, warp);
+            softmax.store(weight, own_weights);
             workers_barrier();
             UNROLL for (int i = 0; i < SUMS; i++) {
-                float factor = factors[lane_row(i / 4 * 2 + i % 2)];
+                float factor = factors[lane_row(softmax.lane, i / 4 * 2 + i % 2)];
                 UNROLL for (int unit = 0; unit < GROUP_UNITS; unit++) o[unit][i] *= factor;
             }
         }
@@ -390,7 +394,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
         bool last = token >= piece.end;
         if (last) {
             softmax.tell((Summands SHARED*)(shared + EXCHANGE_AT) + group * GROUP_ROWS,
-                         (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS, warp);
+                         (float SHARED*)(shared + MAXIMA_AT) + group * GROUP_ROWS);
             barrier_arrive(signals.summands());
         }
         multiply_values(o, tiles.tile(slot) + first_unit * UNIT_BYTES, weights);
@@ -402,7 +406,7 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
     }
     barrier_wait(signals.factors(), 0);
     float scale[LANE_ROWS];
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(i)];
+    UNROLL for (int i = 0; i < LANE_ROWS; i++) scale[i] = factors[lane_row(softmax.lane, i)];
     products_wait<0>();
     transpose_result(o, scale, tiles.base + QUERY_AT, first_unit * UNIT_COLUMNS);
     workers_barrier();
@@ -412,9 +416,8 @@ DEVICE bool attend(const DecodeParams& p, const OwnPiece& piece, int first_row, 
 
 /// The block's piece. What was written before this kernel may be `stale` at first, until it has waited; false if it was. Barriers are in
 /// the phase of `parity`.
-template <bool stale>
 DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, const Tiles& tiles,
-                    int parity) {
+                 bool stale, int parity) {
     int group = warpgroup_index();
     Signals signals = {tiles.base + SIGNALS_AT};
     const int GLOBAL* length_at = few_length(p);
@@ -457,6 +460,8 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
     }
     Queries queries;
     Softmax softmax;
+    softmax.lane = unhoisted(lane_index());
+    softmax.warp = warp_of_group();
     queries.find(p, piece, first_row);
     softmax.start(p, piece, first_row + group * GROUP_ROWS);
     if (stale) {
@@ -470,7 +475,7 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
     publish_to_async();
     workers_barrier();
     // Knowing that there are two groups also keeps operands in those registers.
-    return attend<stale>(p, piece, first_row, group & 1, softmax, parity, shared, tiles, signals);
+    return attend(p, piece, first_row, group & 1, softmax, stale, parity, shared, tiles, signals);
 }
 
 /// Prepares the block, and notes lengths that may be out of date, by its first two warps; all threads must meet before they go on.
@@ -502,11 +507,14 @@ DEVICE bool are_noted_few(const DecodeParams& p) {
 DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, bool waited) {
     SHARED_MEMORY_1024(shared);
     Tiles tiles = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    if (!waited) {
-        if (work<true>(p, latent, rope, shared, tiles, 0)) return;
+    bool stale = !waited;
+    int parity = 0;
+    // One text serves both times: it is most of the form's.
+    NO_UNROLL while (!work(p, latent, rope, shared, tiles, stale, parity)) {
         tiles.await(0);  // by all: who has not looked at every slot could take this phase for one further on
+        stale = false;
+        parity = 1;
     }
-    work<false>(p, latent, rope, shared, tiles, !waited);
 }
 
 }  // namespace few

@@ -104,29 +104,23 @@ struct Queries {
 /// only be loaded when it is done with. A warp waits for products whose queries are in registers, so those of others come last.
 DEVICE void start_logits(float (&x)[32], const Queries& q, int side, const Ring& ring, int n) {
     HalfPlace half = place_of<HALVES>(2 * n);
-    auto start = [&](uint32 full, int parity, uint32 keys, int column, const uint32* held, uint32 staged, bool first) {
-        if (!GATHERS || column == 0) barrier_wait(full, parity);  // gathered units of a half come together
-        if (GATHERS && column == 0) publish_to_async();
+    auto start_held = [&](uint32 full, int parity, uint32 keys, const uint32* held, bool first) {
+        barrier_wait(full, parity);
+        if constexpr (GATHERS) publish_to_async();
         products_begin();
-        UNROLL for (int step = 0; step < 4; step++) {
-            uint64 b = rows_operand(keys, column * UNIT_BYTES + step * 32);
-            if (held) {
-                product_64_held(x, held + step * 4, b, !first || step > 0);
-            } else {
-                product_64(x, rows_operand(staged, (column - 1) * UNIT_BYTES + step * 32), b, 1);
-            }
-        }
+        products_64_held(x, held, rows_operand(keys), !first);
     };
     if (ROPE_DIM > 0) {
-        start(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), 0, q.word[2], 0, true);
+        start_held(ring.rotary_full(n % 2), n / 2 & 1, ring.rotary(), q.word[2], true);
         products_commit();
     }
     UNROLL for (int other = 0; other < 2; other++) {
         uint32 staged = ring.base + QUERY_AT + (other ^ side) * STAGED_UNITS * UNIT_BYTES;
-        UNROLL for (int column = 0; column < HALF_UNITS; column++) {
-            start(ring.half_full(half.index) + column * 8, half.parity, ring.half(half.index), column,
-                  column == 0 ? q.word[other] : nullptr, staged, ROPE_DIM == 0 && other + column == 0);
-        }
+        uint32 keys = ring.half(half.index), full = ring.half_full(half.index);
+        start_held(full, half.parity, keys, q.word[other], ROPE_DIM == 0 && other == 0);
+        static_assert(STAGED_UNITS == 3, "as the products count");
+        // Gathered units of a half come together.
+        products_64_of_3<UNIT_BYTES, !GATHERS>(x, rows_operand(staged), rows_operand(keys, UNIT_BYTES), full + 8, half.parity);
         half.advance();
         products_commit();
         if (other == 0) {
@@ -144,6 +138,7 @@ struct Piece {
     int begin, end;  // its tokens; 0 where there is no piece
     int seen;        // tokens that all rows see; negative where the first lacks some
 
+    DEVICE Piece() {}
     DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
         : slot(-1), seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(0), seen(0) {
         if (!at.more) return;
@@ -192,22 +187,21 @@ struct Output {
     Word4 word[16];
 
     /// Gathers it by way of the warp's rows of `staging`.
-    DEVICE void gather(float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
+    DEVICE void gather(const float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
         constexpr int ROW_BYTES = HALF * 2;
         constexpr int WINDOW = 8;  // words whose order a row's number changes
         int lane = unhoisted(lane_index());
         staging += warp_of_group() * 16 * ROW_BYTES;
-        UNROLL for (int i = 0; i < 128; i++) {
-            // A row that saw nothing is zero even beside values that are not finite.
-            float factor = scale[i / 2 % 2];
-            o[i] = factor == 0.0f ? 0.0f : o[i] * factor;
-        }
+        // A row that saw nothing is zero even beside values that are not finite.
+        uint32 kept[2] = {scale[0] == 0.0f ? 0u : ~0u, scale[1] == 0.0f ? 0u : ~0u};
         uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
         UNROLL for (int w = 0; w < WINDOW; w += 2) {
             uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
             UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
                 const float* x = o + (window + w) * 4;
-                store_matrix(at + window * 16, pack(x[0], x[1]), pack(x[2], x[3]), pack(x[4], x[5]), pack(x[6], x[7]));
+                uint32 words[4];
+                UNROLL for (int i = 0; i < 4; i++) words[i] = pack(x[2 * i] * scale[i % 2], x[2 * i + 1] * scale[i % 2]) & kept[i % 2];
+                store_matrix(at + window * 16, words[0], words[1], words[2], words[3]);
             }
         }
         warp_barrier();
@@ -321,10 +315,7 @@ struct Side {
     DEVICE void start_other(int half, bool first) {
         uint32 weights = ring.base + WEIGHTS_AT, values = ring.half(half);
         products_begin();
-        UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-            product_256(o, rows_operand(weights, step * 32), columns_operand<UNIT_BYTES>(values, step * 2048),
-                        step > 0 || !first);
-        }
+        products_256(o, rows_operand(weights), columns_operand<UNIT_BYTES>(values), !first);
     }
 
     /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
@@ -389,9 +380,7 @@ struct Side {
             clear(half(n, true), piece.valid(i));
             uint32 values = ring.half(half(n, true));
             products_begin();
-            UNROLL for (int step = 0; step < TILE_TOKENS / 16; step++) {
-                product_256_held(o, weights + step * 4, columns_operand<UNIT_BYTES>(values, step * 2048), step > 0 || i > 0);
-            }
+            products_256_held(o, weights, columns_operand<UNIT_BYTES>(values), i > 0);
             products_commit();
             products_wait<0>();
             settle(o);
@@ -418,15 +407,17 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
+    Piece piece;
     // The part's first sequence is seldom empty: its queries are asked for before its length has told.
-    Queries::fetch(p, part.seq, first_row, side, staged, shared + kept * HALF_BYTES);
-    Cursor first(p, part);
-    if (first.seq != part.seq || !first.more) {
+    NO_UNROLL for (int seq = part.seq;;) {
+        Queries::fetch(p, seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        Cursor first(p, part);
+        piece = Piece(p, first, part, first_row);
+        if (first.more && (ONE_SEQUENCE || first.seq == seq)) break;
         copy_wait<0>();
-        if (!first.more) return;
-        Queries::fetch(p, first.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        if (ONE_SEQUENCE || !first.more) return;
+        seq = first.seq;
     }
-    Piece piece(p, first, part, first_row);
     if (describes) self.piece(0) = piece;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
         if constexpr (!ONE_PIECE) {  // while the queries come, what is next is looked up

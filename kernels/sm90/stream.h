@@ -129,7 +129,12 @@ DEVICE void scale_logits(const DecodeParams& p, float (&x)[count]) {
     }
     float softcap = unhoisted(p.softcap);
     scale *= 2.0f * reciprocal(softcap);
-    UNROLL for (int i = 0; i < count; i++) x[i] = capped(softcap, x[i] * scale);
+    UNROLL for (int i = 0; i < count; i++) {
+        // Eight at a time in the kernel of two forms: a cap is never negative, which the compiler does not know, and else it has more under
+        // way than registers.
+        if (ONE_SEQUENCE && i % 8 == 0 && softcap < -i) return;
+        x[i] = capped(softcap, x[i] * scale);
+    }
 }
 
 /// Stores 16 bytes of an output row, which begins at a multiple of 8.

@@ -266,65 +266,96 @@ DEVICE void load_matrix_trans(uint32* word, uint32 at) {
 #define IN_OUT_16(d, i) IN_OUT_4(d, i), IN_OUT_4(d, i + 4), IN_OUT_4(d, i + 8), IN_OUT_4(d, i + 12)
 #define IN_OUT_32(d, i) IN_OUT_16(d, i), IN_OUT_16(d, i + 16)
 #define IN_OUT_64(d, i) IN_OUT_32(d, i), IN_OUT_32(d, i + 32)
+#define IN_OUT_128(d, i) IN_OUT_64(d, i), IN_OUT_64(d, i + 64)
+#define SUMS_32                                                                                                                      \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, " \
+    "%27, %28, %29, %30, %31}"
+#define SUMS_128                                                                                                                  \
+    "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, "   \
+    "%26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, "    \
+    "%50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, "    \
+    "%74, %75, %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, "    \
+    "%98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, %112, %113, %114, %115, %116, %117, "      \
+    "%118, %119, %120, %121, %122, %123, %124, %125, %126, %127}"
 
 /// d (64 x 64) += a b, or = where `add` is 0: `a` in registers, `b` by its columns' rows.
 DEVICE void product_64_held(float (&d)[32], const uint32* a, uint64 b, int add) {
     asm volatile(
         "{\n.reg .pred add;\nsetp.ne.b32 add, %37, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
+        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {%32, %33, %34, %35}, %36, add, 1, 1, 0;\n}"
         : IN_OUT_32(d, 0)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
 }
 
-/// d (64 x 64) += a b, or = where `add` is 0: both by rows along the depth.
-DEVICE void product_64(float (&d)[32], uint64 a, uint64 b, int add) {
+// Runs of products in one statement each: the compiler goes through all operands of every statement. Operands in shared memory advance
+// in between, by sixteens of bytes.
+#define OPERAND(name, at) ".reg .b64 " name ";\nmov.b64 " name ", " at ";\n"
+#define ADVANCE(name, by) "add.s64 " name ", " name ", " by ";\n"
+
+/// d (64 x 64) += a b of a unit's depth, or = where `add` is 0: `a` in registers, `b` by its columns' rows.
+DEVICE void products_64_held(float (&d)[32], const uint32* a, uint64 b, int add) {
+#define PRODUCT(a, add) "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {" a "}, b, " add ", 1, 1, 0;\n"
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %34, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-        "}, %32, %33, add, 1, 1, 0, 0;\n}"
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %49, 0;\n" OPERAND("b", "%48") PRODUCT("%32, %33, %34, %35", "add") ADVANCE("b", "2")
+        PRODUCT("%36, %37, %38, %39", "1") ADVANCE("b", "2") PRODUCT("%40, %41, %42, %43", "1") ADVANCE("b", "2")
+        PRODUCT("%44, %45, %46, %47", "1") "}"
         : IN_OUT_32(d, 0)
-        : "l"(a), "l"(b), "r"(add));
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]),
+          "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b), "r"(add));
+#undef PRODUCT
 }
 
-/// d (64 x 256) += a b, or = where `add` is 0: `a` in registers, `b` by rows that are the depth.
-DEVICE void product_256_held(float (&d)[128], const uint32* a, uint64 b, int add) {
-    asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %133, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, {%128, %129, %130, %131}, %132, add, 1, 1, 1;\n}"
-        : IN_OUT_64(d, 0), IN_OUT_64(d, 64)
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add));
+/// d (64 x 64) += a b of three units' depth, both by rows along the depth, units `unit_bytes` apart. If they `come` one by one it waits
+/// for a barrier of each, from `full` on, eight bytes apart.
+template <int unit_bytes, bool come>
+DEVICE void products_64_of_3(float (&d)[32], uint64 a, uint64 b, uint32 full, int parity) {
+    static_assert(unit_bytes / 16 - 6 == 506, "as the text says");
+#define PRODUCT "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", a, b, 1, 1, 1, 0, 0;\n"
+#define NEXT(by) ADVANCE("a", by) ADVANCE("b", by)
+#define UNIT "wgmma.fence.sync.aligned;\n" PRODUCT NEXT("2") PRODUCT NEXT("2") PRODUCT NEXT("2") PRODUCT
+#define AWAIT(at, again) \
+    again ":\nmbarrier.try_wait.parity.shared::cta.b64 done, [%34 + " at "], %35;\n@!done bra " again ";\n"
+    if constexpr (come) {
+        asm volatile("{\n.reg .pred done;\n" OPERAND("a", "%32") OPERAND("b", "%33") AWAIT("0", "first") UNIT NEXT("506")
+                     AWAIT("8", "second") UNIT NEXT("506") AWAIT("16", "third") UNIT "}"
+                     : IN_OUT_32(d, 0)
+                     : "l"(a), "l"(b), "r"(full), "r"(parity)
+                     : "memory");
+    } else {
+        asm volatile("{\n" OPERAND("a", "%32") OPERAND("b", "%33") UNIT NEXT("506") UNIT NEXT("506") UNIT "}"
+                     : IN_OUT_32(d, 0)
+                     : "l"(a), "l"(b)
+                     : "memory");
+    }
+#undef PRODUCT
+#undef NEXT
+#undef UNIT
+#undef AWAIT
 }
 
-/// d (64 x 256) += a b, or = where `add` is 0: `a` by rows along the depth, `b` by rows that are the depth.
-DEVICE void product_256(float (&d)[128], uint64 a, uint64 b, int add) {
+/// d (64 x 256) += a b of a unit's depth, or = where `add` is 0: `a` in registers, `b` by rows that are the depth.
+DEVICE void products_256_held(float (&d)[128], const uint32* a, uint64 b, int add) {
+#define PRODUCT(a, add) "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " " SUMS_128 ", {" a "}, b, " add ", 1, 1, 1;\n"
     asm volatile(
-        "{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n"
-        "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " {"
-        "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
-        "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
-        "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
-        "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63, "
-        "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, "
-        "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95, "
-        "%96, %97, %98, %99, %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111, "
-        "%112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
-        "}, %128, %129, add, 1, 1, 0, 1;\n}"
-        : IN_OUT_64(d, 0), IN_OUT_64(d, 64)
-        : "l"(a), "l"(b), "r"(add));
+        "{\n.reg .pred add;\nsetp.ne.b32 add, %145, 0;\n" OPERAND("b", "%144") PRODUCT("%128, %129, %130, %131", "add")
+        ADVANCE("b", "128") PRODUCT("%132, %133, %134, %135", "1") ADVANCE("b", "128") PRODUCT("%136, %137, %138, %139", "1")
+        ADVANCE("b", "128") PRODUCT("%140, %141, %142, %143", "1") "}"
+        : IN_OUT_128(d, 0)
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(a[4]), "r"(a[5]), "r"(a[6]), "r"(a[7]), "r"(a[8]), "r"(a[9]), "r"(a[10]),
+          "r"(a[11]), "r"(a[12]), "r"(a[13]), "r"(a[14]), "r"(a[15]), "l"(b), "r"(add));
+#undef PRODUCT
+}
+
+/// d (64 x 256) += a b of a unit's depth, or = where `add` is 0: `a` by rows along the depth, `b` by rows that are the depth.
+DEVICE void products_256(float (&d)[128], uint64 a, uint64 b, int add) {
+#define PRODUCT(add) "wgmma.mma_async.sync.aligned.m64n256k16." WGMMA_TYPES " " SUMS_128 ", a, b, " add ", 1, 1, 0, 1;\n"
+#define NEXT ADVANCE("a", "2") ADVANCE("b", "128")
+    asm volatile("{\n.reg .pred add;\nsetp.ne.b32 add, %130, 0;\n" OPERAND("a", "%128") OPERAND("b", "%129") PRODUCT("add")
+                 NEXT PRODUCT("1") NEXT PRODUCT("1") NEXT PRODUCT("1") "}"
+                 : IN_OUT_128(d, 0)
+                 : "l"(a), "l"(b), "r"(add));
+#undef PRODUCT
+#undef NEXT
 }
 
 /// d (64 x 16) += a b, or = where `add` is 0: `a` by rows along the depth or, if `columns`, by rows that are the depth, `b` by

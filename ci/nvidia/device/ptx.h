@@ -76,6 +76,8 @@ inline void max_u16x2(uint32_t& d, uint32_t a, uint32_t b) {
     auto larger = [](uint32_t x, uint32_t y) { return x > y ? x : y; };
     d = larger(a >> 16, b >> 16) << 16 | larger(a & 0xffff, b & 0xffff);
 }
+inline void mov_b64(uint64_t& d, uint64_t a) { d = a; }
+inline void add_s64(uint64_t& d, uint64_t a, uint64_t b) { d = a + b; }
 inline void setp_ne_b32(bool& d, uint32_t a, uint32_t b) { d = a != b; }
 template <typename T>
 inline void selp_b32(T& d, uint32_t a, uint32_t b, bool first) {
