@@ -220,7 +220,9 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
     let short_seq_len = select_few::short_seq_len(shape, rows, base, arch)
         .filter(|(split, _)| possible(split, split.block_rows))
         .map(|(_, len)| len);
-    let either = select_few::either(shape, rows, base, arch).filter(|(split, few)| possible(split, few.block_rows));
+    // Its kernel knows of one virtual sequence only.
+    let either = select_few::either(shape, rows, base, arch)
+        .filter(|(split, few)| virtual_seqs == 1 && possible(split, few.block_rows));
     let few = either.map(|(_, few)| FewTokens { reduce_blocks: few_reduce_blocks(rows, units), ..few });
     let tuned = alone
         .or(either.map(|(split, _)| split))
@@ -360,6 +362,27 @@ mod tests {
             portable: false,
             free_splits: false,
         }
+    }
+
+    #[test]
+    fn the_kernel_of_two_forms_has_one_virtual_sequence() {
+        let mut chosen = 0;
+        for (heads, query_len) in
+            (1..=128).step_by(3).flat_map(|heads| (1..=40).map(move |query_len| (heads, query_len)))
+        {
+            let one = DecodeShape {
+                batch: 1,
+                max_seq_len: 131_072,
+                free_splits: true,
+                ..shape(heads, query_len, DType::BF16)
+            };
+            let kernels = decode_kernels(&one, &device("sm_90a", 232_448)).unwrap();
+            if kernels.split.form == select_few::EITHER_FORM {
+                chosen += 1;
+                assert_eq!(query_len.div_ceil(kernels.query_group), 1, "{heads} heads, {query_len} tokens");
+            }
+        }
+        assert!(chosen > 100, "{chosen}");
     }
 
     #[test]

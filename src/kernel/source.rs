@@ -109,6 +109,7 @@ const SM90_SPLIT_KEYS: SourceFile = embed!("kernels/sm90/mla_decode_split_keys.c
 const SM90_WIDE_BLOCK: SourceFile = embed!("kernels/sm90/wide_block.h");
 const SM90_SPLIT_WIDE: SourceFile = embed!("kernels/sm90/mla_decode_split_wide.cu");
 const SM90_FEW_TILES: SourceFile = embed!("kernels/sm90/few_tiles.h");
+const SM90_FEW_SHARED: SourceFile = embed!("kernels/sm90/few_shared.h");
 const SM90_FEW_BLOCK: SourceFile = embed!("kernels/sm90/few_block.h");
 const SM90_SPLIT_FEW: SourceFile = embed!("kernels/sm90/mla_decode_split_few.cu");
 const SM90_SPLIT_EITHER: SourceFile = embed!("kernels/sm90/mla_decode_split_either.cu");
@@ -145,12 +146,15 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_UNITS, SM90_FP8, SM90_WIDE_BLOCK, SM90_SPLIT_WIDE]
             }
             select_few::FORM => &[FEW, DECODE_SPLIT_FEW],
-            select_few::BOXES_FORM => &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_FEW_BLOCK, SM90_SPLIT_FEW],
+            select_few::BOXES_FORM => {
+                &[SM90_WGMMA, SM90_STREAM, FEW, SM90_FEW_TILES, SM90_FEW_SHARED, SM90_FEW_BLOCK, SM90_SPLIT_FEW]
+            }
             select_few::EITHER_FORM => &[
                 SM90_WGMMA,
                 SM90_STREAM,
                 FEW,
                 SM90_FEW_TILES,
+                SM90_FEW_SHARED,
                 SM90_FEW_BLOCK,
                 SM90_GATHER,
                 SM90_RING,
