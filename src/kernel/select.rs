@@ -286,7 +286,7 @@ fn split_variants(arch: &str, q_dtype: DType, kv_dtype: DType, dims: (u32, u32))
     variants
 }
 
-/// The variants that common models need on an architecture: those that are shipped compiled.
+/// The variants that are shipped compiled: what common models need on an architecture, and what takes its compiler more than two seconds.
 pub fn variants(arch: &str) -> Vec<Variant> {
     let fp8 = if arch.starts_with("gfx942") { DType::Fp8E4m3Fnuz } else { DType::Fp8E4m3 };
     let mut variants = vec![plan_variant()];
@@ -300,6 +300,13 @@ pub fn variants(arch: &str) -> Vec<Variant> {
             threads: 256,
             ..Variant::simple(entry, DType::BF16)
         }));
+    }
+    for (q_dtype, dims) in [DType::BF16, DType::F16].into_iter().flat_map(|q_dtype| DIMS.map(|dims| (q_dtype, dims))) {
+        for variant in select_sm90::variants(arch, split_base(q_dtype, fp8, dims)) {
+            if variant.form == select_sm90::WIDE_FORM && !variants.contains(&variant) {
+                variants.push(variant);
+            }
+        }
     }
     variants.extend(
         [Entry::MergeStates, Entry::DcpCombine]
