@@ -293,8 +293,9 @@ typedef struct {
   // may differ), so that many layers share one schedule; 0 to make the schedule, too.
   int32_t scheduled;
   // Of a layer that is `scheduled`: 1 if another layer of the same step was enqueued before it on this stream, by the same schedule;
-  // 2 if so, and nothing but the step's own tokens is written to a cache, and nothing to a block table, from the step's first layer to
-  // its last: kernels may then copy older rows while the layer before still runs. 0 is never wrong, and slower.
+  // 2 if so, and from the step's first layer to its last nothing is written to a block table, nor to any sequence's rows before its last
+  // `query_len`, also not as tokens of another sequence (a prefix that is shared in the step that computes it): kernels may then copy these
+  // rows while the layer before still runs. 0 is never wrong, and slower.
   int32_t settled;
 } lw_decode_args;
 
@@ -436,8 +437,9 @@ typedef struct {
   int32_t no_piecewise;
   // 1 to use graphs even on drivers known to corrupt them.
   int32_t ignore_driver_rules;
-  // 1 if nothing but a step's own tokens is written to a cache, and nothing to a block table, while a step runs: kernels may then copy
-  // older rows while the layer before still runs.
+  // 1 if from a step's first layer to its last nothing is written to a block table, nor to any sequence's rows before its last tokens,
+  // as many as it has queries, also not as tokens of another sequence (a prefix that is shared in the step that computes it): kernels may
+  // then copy these rows while the layer before still runs.
   int32_t history_final;
 } lw_session_config;
 

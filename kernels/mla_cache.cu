@@ -98,7 +98,7 @@ DEVICE void write_ds_row(const CacheWriteParams& p, int token, uint64 to) {
 }
 
 KERNEL(THREADS) mla_cache_write(const CacheWriteParams p) {
-    grid_dependency_launch();  // what stage 1 reads before its turn is not of the rows written here
+    grid_dependency_launch();  // what a kernel after this one reads before its turn is not of the rows written here, or read again
     grid_dependency_wait();
     for (int64 at = (int64)block_index() * TEAMS + thread_index() / TEAM; at < p.num_tokens; at += (int64)grid_blocks() * TEAMS) {
         int token = (int)at;

@@ -264,8 +264,8 @@ DEVICE void clear_tile(unsigned char SHARED* tile, int valid, int side) {
 }
 
 /// An adder: adds up each row's weights, of all tiles. It also looks up what is to be known of a piece. It waits for weights alone: of a
-/// piece there are none before both sides are done with the piece before it, and what is described anew is of that one's predecessor, or
-/// read only to make weights, all of which it has seen.
+/// piece there are none before both sides are done with the piece before it and have met, and what is described anew is of that one's
+/// predecessor, or read before they meet, or read only to make weights, all of which it has seen.
 DEVICE void add_weights(const DecodeParams& p, unsigned char SHARED* shared, const Meetings& meetings) {
     for (int n = 0; n < SIDES; n++) meetings.tell(n);
     barrier_wait(meetings.at(BEGUN_AT), 0);
@@ -355,10 +355,11 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         copy_wait<0>();
         if (base == 0) barrier_arrive(meetings.at(ASKED_AT));
         receive_queries(p, turn, shared);
+        const Piece SHARED& piece = piece_of(turn, shared);
+        // Before the other side can be done with a piece of one tile, and the adders put another in its place.
+        int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
         meetings.meet(LIMITED_AT, turn);
         RowState SHARED* states = row_states(turn, shared);
-        const Piece SHARED& piece = piece_of(turn, shared);
-        int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
         Sums o;
         float x[SUMS];
         Operands a;

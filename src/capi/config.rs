@@ -60,8 +60,9 @@ pub struct lw_session_config {
     pub no_piecewise: i32,
     /// 1 to use graphs even on drivers known to corrupt them.
     pub ignore_driver_rules: i32,
-    /// 1 if nothing but a step's own tokens is written to a cache, and nothing to a block table, while a step runs: kernels may then copy
-    /// older rows while the layer before still runs.
+    /// 1 if from a step's first layer to its last nothing is written to a block table, nor to any sequence's rows before its last tokens,
+    /// as many as it has queries, also not as tokens of another sequence (a prefix that is shared in the step that computes it): kernels may
+    /// then copy these rows while the layer before still runs.
     pub history_final: i32,
 }
 

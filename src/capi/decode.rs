@@ -64,8 +64,9 @@ pub struct lw_decode_args {
     /// may differ), so that many layers share one schedule; 0 to make the schedule, too.
     pub scheduled: i32,
     /// Of a layer that is `scheduled`: 1 if another layer of the same step was enqueued before it on this stream, by the same schedule;
-    /// 2 if so, and nothing but the step's own tokens is written to a cache, and nothing to a block table, from the step's first layer to
-    /// its last: kernels may then copy older rows while the layer before still runs. 0 is never wrong, and slower.
+    /// 2 if so, and from the step's first layer to its last nothing is written to a block table, nor to any sequence's rows before its last
+    /// `query_len`, also not as tokens of another sequence (a prefix that is shared in the step that computes it): kernels may then copy these
+    /// rows while the layer before still runs. 0 is never wrong, and slower.
     pub settled: i32,
 }
 

@@ -112,12 +112,13 @@ impl<B: Backend> MlaDecode<B> {
         Self { portable, ..self }
     }
 
-    /// Promises, or not, that a step's history was final before the step began: of every layer's cache the rows below
-    /// `seq_len - query_len` of each sequence, and the block tables, were written by work that was enqueued before the step's first
-    /// [`attend`](Scheduled::attend), none of it between its layers. Rows of the step's own tokens may be written at any time before their
-    /// layer. From a step's second layer on kernels then copy such rows while the layer before still runs; where the promise is
-    /// broken, results may be of older rows. It is kept by engines that write nothing but each step's own tokens, and share
-    /// pages between sequences only in steps after the one that wrote them. Indifferent on the host and for kernels that copy nothing early.
+    /// Promises, or not, that a step's history was final before the step began: block tables, and of every layer's cache the rows below
+    /// `seq_len - query_len` of each sequence, were written by work that was enqueued before the step's first
+    /// [`attend`](Scheduled::attend), none of it between its layers. The last `query_len` rows of a sequence may be written at any time
+    /// before their layer. From a step's second layer on kernels then copy the others while the layer before still runs; where the promise
+    /// is broken, results may be of what the rows held before. Engines keep it that write nothing but each step's own tokens, and share
+    /// pages between sequences only in steps after the one that computed them. Indifferent on the host and for kernels that copy nothing
+    /// early.
     pub fn history_final(self, history_final: bool) -> Self {
         Self { history_final, ..self }
     }
@@ -342,9 +343,9 @@ pub struct Scheduled<'a, B: Backend> {
     causal: bool,
     // A schedule that was enqueued outside a capture is not part of its graph.
     recording: u64,
-    // More than nothing once a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all that comes
-    // before it, the plan kernel and whatever wrote the lengths among it: when a later layer begins, both are final. That holds
-    // whatever else is enqueued between layers, as nothing begins before the kernel that is enqueued before it.
+    // More than nothing once a layer has been enqueued. Its stage 1 lets a kernel after it begin only when it has itself waited for all
+    // that comes before it, the plan kernel and whatever wrote the lengths among it: when a later layer begins, both are final. That
+    // holds whatever else is enqueued between layers, as nothing begins before the kernel that is enqueued before it.
     settled: Settled,
     _workspace: PhantomData<&'a mut Workspace<B>>,
 }
@@ -370,7 +371,8 @@ impl<B: Backend> Scheduled<'_, B> {
         unsafe { stream.launch(&plan.plan_kernel, &launch, &Params::Decode(*base)) }
     }
 
-    /// Enqueues stage 1 and stage 2 of one layer, over the lengths and with the causality that were scheduled.
+    /// Enqueues stage 1 and stage 2 of one layer, over the lengths and with the causality that were scheduled. A kernel of the caller's
+    /// that is launched to begin early (programmatic dependent launch) must wait for the ones before it before it ends, as these do.
     ///
     /// # Errors
     /// [`Error::Shape`], [`Error::DType`], [`Error::Argument`] naming the argument; [`Error::WorkspaceLocked`];

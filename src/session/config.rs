@@ -34,8 +34,8 @@ pub struct SessionConfig {
     pub num_pages: usize,
     /// How sequences are split.
     pub policy: SplitPolicy,
-    /// Whether nothing but a step's own tokens is written to a cache during the step, as [`MlaDecode::history_final`](crate::MlaDecode::history_final)
-    /// says in full.
+    /// Whether history is final during a step, as [`MlaDecode::history_final`](crate::MlaDecode::history_final) says in full: not where
+    /// a sequence may read rows that another one's tokens of the same step write.
     pub history_final: bool,
     /// The graph mode wanted; what can be had is [resolved](super::DecodeSession::resolved).
     pub graph_mode: GraphMode,

@@ -140,15 +140,19 @@ pub(crate) fn layers_share_a_schedule<B: GraphBackend>(backend: &B) {
     let stream = Stream::new(backend).unwrap();
     let raw = backend.raw_stream(stream.raw());
     let lens = [1000, 17, 333];
-    let problems =
-        [11, 12].map(|seed| Problem::random(seed, MlaConfig::deepseek(16, 16), (DType::BF16, DType::BF16), 1, &lens));
-    let mut calls = [0, 1].map(|i| Call::new(backend, &device, &problems[i]));
-    // The second layer has the first one's lengths and workspace, and so its schedule.
-    (calls[1].args.seq_lens, calls[1].args.workspace) = (calls[0].args.seq_lens, calls[0].args.workspace);
+    let problems = [11, 12, 13]
+        .map(|seed| Problem::random(seed, MlaConfig::deepseek(16, 16), (DType::BF16, DType::BF16), 1, &lens));
+    let mut calls = [0, 1, 2].map(|i| Call::new(backend, &device, &problems[i]));
+    // Later layers have the first one's lengths and workspace, and so its schedule.
+    for layer in 1..calls.len() {
+        (calls[layer].args.seq_lens, calls[layer].args.workspace) = (calls[0].args.seq_lens, calls[0].args.workspace);
+    }
     // SAFETY: as for `enqueue`.
     ok(unsafe { lw_decode_plan(device.0, &calls[0].args, raw_stream(raw)) });
     for settled in [0, 1, 2] {
         for (layer, call) in calls.iter_mut().enumerate() {
+            call.out.fill_bytes(backend, 0xFF).unwrap();
+            call.lse.fill_bytes(backend, 0xFF).unwrap();
             (call.args.scheduled, call.args.settled) = (1, if layer == 0 { 0 } else { settled });
             call.enqueue(&device, raw);
         }

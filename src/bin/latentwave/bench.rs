@@ -48,7 +48,8 @@ pub(crate) struct Args {
     /// Leave out the kernels that are made for one architecture alone.
     #[arg(long)]
     portable: bool,
-    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    /// Promise kernels that history is final during a step, tables and the rows before each sequence's own tokens: they may copy these
+    /// while the layer before runs.
     #[arg(long)]
     history_final: bool,
     /// Longest sequence that graphs are captured for, in tokens; longer points raise it.

@@ -39,7 +39,8 @@ pub(crate) struct Args {
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
     #[arg(long, value_name = "POLICY", default_value = "auto", value_parser = args::split_policy)]
     split_policy: SplitPolicy,
-    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    /// Promise kernels that history is final during a step, tables and the rows before each sequence's own tokens: they may copy these
+    /// while the layer before runs.
     #[arg(long)]
     history_final: bool,
     /// Write every number as JSON.

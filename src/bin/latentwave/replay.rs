@@ -90,7 +90,8 @@ pub(crate) struct Args {
     /// The engine cannot take attention out of its graphs.
     #[arg(long, help_heading = "Graphs")]
     no_piecewise: bool,
-    /// Promise kernels that cached rows before a step's own tokens, and tables, are final: they may copy these while the layer before runs.
+    /// Promise kernels that history is final during a step, tables and the rows before each sequence's own tokens: they may copy these
+    /// while the layer before runs.
     #[arg(long, help_heading = "Graphs")]
     history_final: bool,
     /// How sequences are split: auto, min-tokens:N, fixed:N or invariant:N.
