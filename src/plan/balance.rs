@@ -44,15 +44,16 @@ pub struct BalanceShape {
 /// `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces: stage 1 then merges them, counting them in
 /// the words before, else stage 2.
 ///
-/// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer by
-/// an eighth or five tiles at most, whichever is less, every sequence is cut into as few equal pieces as that takes: a piece less to write, read and merge
-/// for most sequences is worth a little imbalance. `piece` is the first that fits of those from the mean upwards.
+/// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer
+/// by an eighth or five tiles at most, whichever is less, every sequence is cut into as few equal pieces as that takes: a piece
+/// less to write, read and merge for most sequences is worth a little imbalance. `piece` is the first that fits of those from the
+/// mean upwards.
 ///
 /// Else parts are stretches of equal cost of all sequences. The cost of a sequence is its tiles plus `fixed_cost`, or 0 if it is
-/// empty. Boundaries lie at multiples of `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`, which
-/// keeps every sequence within `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start or end
-/// moves onto it. If all sequences are equal, a chunk longer by an eighth or sixteen tiles at most, whichever is less, is taken that is a multiple of
-/// their cost.
+/// empty. Boundaries lie at multiples of `chunk = max(ceil(total / parts), max over v of ceil(cost / (num_kv_splits - 1)))`,
+/// which keeps every sequence within `num_kv_splits` pieces; one within `min(SNAP_TILES, chunk / 4)` tiles of a sequence's start
+/// or end moves onto it. If all sequences are equal, a chunk longer by an eighth or sixteen tiles at most, whichever is less, is
+/// taken that is a multiple of their cost.
 ///
 /// # Panics
 /// If `table` is shorter than the layout above.
