@@ -139,7 +139,7 @@ impl Nvrtc {
     fn open(path: &Path) -> Result<Self, String> {
         // NVRTC opens its built-in headers by name only, which fails where the system's loader does not search this folder,
         // so they are opened before it.
-        if let Some(folder) = path.parent().filter(|folder| folder.is_absolute()) {
+        if let Some(folder) = path.parent().filter(|folder| !folder.as_os_str().is_empty()) {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
                 if entry.file_name().to_string_lossy().starts_with("libnvrtc-builtins.so.") {
                     std::mem::forget(open_global(&entry.path()));
