@@ -322,7 +322,8 @@ DEVICE bool work(const DecodeParams& p, const TensorMap& latent, const TensorMap
     Signals signals = {tiles.base + SIGNALS_AT};
     const int GLOBAL* length_at = few_length(p);
     // A block's warps must agree what they find, also while lengths change.
-    int length = stale ? ((const int SHARED*)(shared + LENGTHS_AT))[lane_index() & (few_width(p) - 1)] : length_at ? load_now(length_at) : 0;
+    const int SHARED* lengths = (const int SHARED*)(shared + LENGTHS_AT);
+    int length = stale ? lengths[lane_index() & (few_width(p) - 1)] : length_at ? load_now(length_at) : 0;
     int tokens = few_tokens(p, length);
     if (BESIDE_ROWS && group == GROUPS && warp_of_group() > 0) {  // only the other form has work for so many
         return !stale || !signals.was_changed(shared);

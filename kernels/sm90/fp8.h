@@ -42,6 +42,43 @@ DEVICE void widen_values(uint32 (&a)[4], const uint32 (&bytes)[2]) {
     e4m3x4_to_f16(select_bytes(bytes[1], 0, 0x3120), a[2], a[3]);
 }
 
+/// d (64 x 64) += a b, or = where `add` is 0, of a part of 64 tokens or columns: `a` of what was read for four products, `b` by its
+/// columns' rows. Each product is commited by itself, when at most two before it are under way: a warp that begins products of registers
+/// waits until the one before has read its own, so more at once would only keep it from widening. One statement: the compiler goes
+/// through all operands of every one.
+template <bool values>
+DEVICE void multiply_part(float (&d)[32], const Bytes& bytes, uint64 b, int add) {
+#define CONVERT(first, second) "cvt.rn.f16x2.e4m3x2 " first ", l;\ncvt.rn.f16x2.e4m3x2 " second ", h;\n"
+#define KEYS(word, first, second) "mov.b32 {l, h}, " word ";\n" CONVERT(first, second)
+#define VALUES(word, first, second) "prmt.b32 v, " word ", 0, 0x3120;\nmov.b32 {l, h}, v;\n" CONVERT(first, second)
+#define PRODUCT(widened, add)                                                                                      \
+    "wgmma.wait_group.sync.aligned 2;\n" widened "wgmma.fence.sync.aligned;\n"                                     \
+    "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {w0, w1, w2, w3}, b, " add ", 1, 1, 0;\n" \
+    "wgmma.commit_group.sync.aligned;\n"
+#define BY_KEYS(low, high, add) PRODUCT(KEYS(low, "w0", "w2") KEYS(high, "w1", "w3"), add)
+#define BY_VALUES(low, high, add) PRODUCT(VALUES(low, "w0", "w1") VALUES(high, "w2", "w3"), add)
+#define PART(BY)                                                                                                               \
+    asm volatile("{\n.reg .pred add;\n.reg .b16 l, h;\n.reg .b32 v, w0, w1, w2, w3;\nsetp.ne.b32 add, %41, 0;\n"               \
+                 OPERAND("b", "%40") BY("%32", "%33", "add") ADVANCE("b", "2") BY("%34", "%35", "1") ADVANCE("b", "2")         \
+                 BY("%36", "%37", "1") ADVANCE("b", "2") BY("%38", "%39", "1") "}"                                             \
+                 : IN_OUT_32(d, 0)                                                                                             \
+                 : "r"(bytes[0][0]), "r"(bytes[0][1]), "r"(bytes[1][0]), "r"(bytes[1][1]), "r"(bytes[2][0]), "r"(bytes[2][1]), \
+                   "r"(bytes[3][0]), "r"(bytes[3][1]), "l"(b), "r"(add)                                                        \
+                 : "memory")
+    if constexpr (values) {
+        PART(BY_VALUES);
+    } else {
+        PART(BY_KEYS);
+    }
+#undef CONVERT
+#undef KEYS
+#undef VALUES
+#undef PRODUCT
+#undef BY_KEYS
+#undef BY_VALUES
+#undef PART
+}
+
 /// A stream of products in parts of four, each commited by itself: what is read for a part is read one part ahead, and widened one
 /// product ahead. A warp that begins products of registers waits until the one before has read its own, so more at once would only
 /// keep it from widening.

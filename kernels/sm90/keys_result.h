@@ -74,7 +74,8 @@ DEVICE void weigh_groups(const DecodeParams& p, int group, int turn, unsigned ch
 
 /// Writes a group's half of a piece's result: its own sums and, if the other had tiles, those handed over in the tile at `other`,
 /// whose place the result then takes on its way. The weights' place serves the group that had all tiles.
-DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alone, int turn, UnitPlace other, unsigned char SHARED* shared) {
+DEVICE void write_half(const DecodeParams& p, const Sums& o, int group, bool alone, int turn, UnitPlace other,
+                       unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     int warp = warp_of_group();
     const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + group * GROUPS * ROWS;

@@ -15,30 +15,14 @@
 //
 // Weights have three places, by tile. That of tile n is written again for tile n + 3, by the other side: when it has seen the weights
 // of tile n + 2, which this side hands over after it has added tile n; itself it has, too, and so have the adders, without whose word
-// for tile n the weights of tile n + 2 are not there. A unit of the ring is given back by the side that reads its values: the other has read its keys before it handed the
-// tile's weights over. Who waits for a unit of a tile has seen the weights of the one before in its place, and so has not missed a phase.
+// for tile n the weights of tile n + 2 are not there. A unit of the ring is given back by the side that reads its values: the other has
+// read its keys before it handed the tile's weights over. Who waits for a unit of a tile has seen the weights of the one before in its
+// place, and so has not missed a phase.
 
 using Sums = float[2 * SIDE_UNITS][SUMS];
 
-/// Operands of products under way, in turn. A warp that begins products of registers waits until the one before has read its own, so
-/// each is commited by itself: more at once would only keep it from widening.
-using Operands = uint32[3][4];
-
-/// Where streams of products begin in that turn: the other side's values, the own ones, keys.
-enum Stream { OTHER_VALUES = 0, OWN_VALUES = 16, KEYS = 32 };
-
-/// Begins product `i` of a stream: widens its operand, multiplies, commits.
-template <typename Widen, typename Multiply>
-DEVICE void begin_product(Operands& a, int i, Widen widen, Multiply multiply) {
-    products_wait<2>();
-    widen(a[i % 3]);
-    products_begin();
-    multiply(a[i % 3]);
-    products_commit();
-}
-
 /// Computes products of a tile's keys with the queries, unit by unit as they come in, and waits for all products.
-DEVICE void multiply_keys(float (&x)[SUMS], Sums& o, Operands& a, int n, const unsigned char SHARED* shared, const Units& units) {
+DEVICE void multiply_keys(float (&x)[SUMS], Sums& o, int n, const unsigned char SHARED* shared, const Units& units) {
     constexpr int ROTARY = ROPE_DIM > 0;
     UnitPlace place = place_of(n);
     uint32 operands = operand_address(units.base) + QUERY_AT;
@@ -63,10 +47,7 @@ DEVICE void multiply_keys(float (&x)[SUMS], Sums& o, Operands& a, int n, const u
             if (lane_index() == 0) barrier_arrive(units.empty(place.index + CACHED_UNITS));
         }
         uint32 queries = operands + (part < ROTARY ? LATENT_UNITS : unit_of_part(part) * 2 + (part - ROTARY) % 2) * QUERY_UNIT_BYTES;
-        UNROLL for (int step = 0; step < 4; step++) {
-            begin_product(a, KEYS + part * 4 + step, [&](uint32 (&a)[4]) { widen_keys(a, bytes[part % 2][step]); },
-                          [&](const uint32* a) { product_64_held(x, a, rows_operand(queries, step * 32), part + step > 0); });
-        }
+        multiply_part<false>(x, bytes[part % 2], rows_operand(queries), part > 0);
     }
     products_wait<0>();
     settle(x);
@@ -79,11 +60,10 @@ DEVICE uint32 weights_operand(const Units& units, int n) {
 }
 
 /// Starts to add a side's columns of the values in a ring's place, weighed, to what there is, or to nothing if `fresh`: clearing
-/// registers takes longer. What is read for four products is read as many parts ahead as there are buffers but one. `beside` is called
-/// after each product with its number.
-template <int buffers, typename Beside>
-DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units,
-                            Beside beside) {
+/// registers takes longer. What is read for four products is read as many parts ahead as there are buffers but one. Of the first parts
+/// `beside` is called after each product with its number.
+template <int buffers, int beside_parts, typename Beside>
+DEVICE void multiply_values(Sums& o, UnitPlace place, uint32 weights, bool fresh, int side, const Units& units, Beside beside) {
     int first = place.index + side * SIDE_UNITS;
     Bytes bytes[buffers];
     auto load = [&](int part) { load_values(bytes[part % buffers], units.unit(first + part / 2), part % 2); };
@@ -91,9 +71,17 @@ DEVICE void multiply_values(Sums& o, Operands& a, Stream stream, UnitPlace place
     UNROLL for (int part = 0; part < AHEAD; part++) load(part);
     UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
         if (part + AHEAD < 2 * SIDE_UNITS) load(part + AHEAD);
+        if (part >= beside_parts) {
+            multiply_part<true>(o[part], bytes[part % buffers], rows_operand(weights), !fresh);
+            continue;
+        }
         UNROLL for (int step = 0; step < 4; step++) {
-            begin_product(a, stream + part * 4 + step, [&](uint32 (&a)[4]) { widen_values(a, bytes[part % buffers][step]); },
-                          [&](const uint32* a) { product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh); });
+            uint32 a[4];
+            products_wait<2>();
+            widen_values(a, bytes[part % buffers][step]);
+            products_begin();
+            product_64_held(o[part], a, rows_operand(weights, step * 32), step > 0 || !fresh);
+            products_commit();
             beside(part * 4 + step);
         }
     }
@@ -307,8 +295,9 @@ DEVICE void weigh_rows(const DecodeParams& p, int side, int turn, unsigned char 
     ((float SHARED*)(shared + SCALE_AT))[side * ROWS + row] = result_scale(p, total, alone(turn, shared) ? -1 : 0);
     uint64 to = addresses(turn, TO_LSE, shared)[row];
     if (p.lse != 0) {
+        const float SHARED* exact = (const float SHARED*)(shared + EXCHANGE_AT) + row;
         total = 0.0f;
-        UNROLL for (int warp = 0; warp < SIDES * SIDE_WARPS; warp++) total += ((const float SHARED*)(shared + EXCHANGE_AT))[warp * ROWS + row];
+        UNROLL for (int warp = 0; warp < SIDES * SIDE_WARPS; warp++) total += exact[warp * ROWS];
     }
     // Emptiness is a sum of zero: a NaN must show.
     float lse = total == 0.0f ? NEGATIVE_INFINITY : (row_states(turn, shared)[row].maximum + log2(total)) * LN_2;
@@ -319,28 +308,19 @@ DEVICE void weigh_rows(const DecodeParams& p, int side, int turn, unsigned char 
 DEVICE void write_half(Sums& o, int side, int turn, unsigned char SHARED* shared) {
     int lane = unhoisted(lane_index());
     const float SHARED* scales = (const float SHARED*)(shared + SCALE_AT) + side * ROWS + lane % 4 * 2;
-    float scale[LANE_ROWS];
-    bool empty = false;
-    UNROLL for (int i = 0; i < LANE_ROWS; i++) {
-        scale[i] = scales[i / 2 * 8 + i % 2];
-        empty |= scale[i] == 0.0f;
-    }
-    if (empty) {  // a row that saw nothing is zero even beside values that are not finite
-        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-            UNROLL for (int i = 0; i < SUMS; i++) {
-                if (scale[i / 4 * 2 + i % 2] == 0.0f) o[part][i] = 0.0f;
-            }
-        }
-    }
     int column = side * HALF + warp_of_group() * 16 + lane / 4 * 2;
     UNROLL for (int i = 0; i < LANE_ROWS; i++) {
+        float scale = scales[i / 2 * 8 + i % 2];
+        uint32 kept = scale == 0.0f ? 0u : ~0u;  // a row that saw nothing is zero even beside values that are not finite
+        uint32 words[2 * SIDE_UNITS];
+        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
+            const float* x = o[part] + i / 2 * 4 + i % 2;
+            words[part] = pack(x[0] * scale, x[2] * scale) & kept;
+        }
         uint64 to = addresses(turn, TO_RESULT, shared)[lane_row(lane, i)];
         if (to == 0) continue;
         uint32 GLOBAL* row = global_pointer<uint32>(to + column * 2);
-        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) {
-            const float* x = o[part] + i / 2 * 4 + i % 2;
-            row[part * UNIT_COLUMNS / 2] = pack(x[0] * scale[i], x[2] * scale[i]);
-        }
+        UNROLL for (int part = 0; part < 2 * SIDE_UNITS; part++) row[part * UNIT_COLUMNS / 2] = words[part];
     }
 }
 
@@ -362,7 +342,6 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         RowState SHARED* states = row_states(turn, shared);
         Sums o;
         float x[SUMS];
-        Operands a;
         Side self = {side, shared, Side::weights_of_lane(shared), {0.0f, 0.0f}};
         // Of whose tokens all rows see all: the first row sees least, but for those that do not exist, which come last.
         int seen = (smaller(limits(turn, shared)[0], limits(turn, shared)[ROWS - 1]) - piece.token) / TILE_TOKENS;
@@ -370,7 +349,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
             int n = base + i;
             bool own = i < tiles, first = i == 0;
             bool raised = false, raised_before = false;
-            if (own) multiply_keys(x, o, a, n, shared, units);
+            if (own) multiply_keys(x, o, n, shared, units);
             if (!first) {
                 meetings.wait_for_weights(n - 1);
                 raised_before = ::raised(n - 1, shared);
@@ -384,7 +363,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 // A piece's first tile has none before it: it is multiplied itself, with what was there, for nothing.
                 UnitPlace before = place_of(first ? n : n - 1);
                 uint32 largest = 0;  // of the weights, as pairs
-                multiply_values<2>(o, a, OTHER_VALUES, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
+                multiply_values<2, 3>(o, before, weights_operand(units, n + 2), i <= 1, side, units, [&](int product) {
                     if (product < 4) self.subtract_maxima(x, product * 8, states);
                     if (product == 4 && (first || i >= seen)) {
                         self.mask(x, limits(turn, shared), piece.token + i * TILE_TOKENS, piece.begin);
@@ -392,8 +371,8 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                             clear_tile(shared + place_of(n).index * UNIT_BYTES, piece.end - piece.token - i * TILE_TOKENS, side);
                         }
                     }
-                    if (product > 4 && product < 13 && product % 2 == 0) self.store_weights(x, (product - 6) * 4, n, largest);
-                    if (product == 13) publish_to_async();
+                    if (product > 4 && product % 2 == 1) self.store_weights(x, (product - 5) * 4, n, largest);
+                    if (product == 11) publish_to_async();
                 });
                 if (!first) release_values(before, side, units);
                 // All of this side's weights are there. Where one shows that a maximum is to be raised, they are made again.
@@ -413,7 +392,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
                 if (unlikely(p.lse != 0)) self.add_exact(x);
             }
             int last = own ? n : n - 1;
-            multiply_values<3>(o, a, OWN_VALUES, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
+            multiply_values<3, 0>(o, place_of(last), weights_operand(units, last), last == base, side, units, [](int) {});
             release_values(place_of(last), side, units);
         }
         settle_values(o);

@@ -63,8 +63,8 @@ DEVICE int early_page(const DecodeParams& p, const Part& part) {
 
 /// A loader: a warp that keeps the ring filled. Its lanes take the boxes of a piece in turn, so that page ids are read 32 at a time, and
 /// as far ahead. Of `loaders` warps, this one fills every so manieth place. The units of the block's tile `n` come in order, or as
-/// `unit_of(n, i)` says, and `after_tile(n)` is called after them. Rows of 8 bits begin within the second-level cache's lines, so what one box has read its
-/// neighbours need, too: whether it is kept all the same as what is read `once` is to be measured.
+/// `unit_of(n, i)` says, and `after_tile(n)` is called after them. Rows of 8 bits begin within the second-level cache's lines, so what
+/// one box has read its neighbours need, too: whether it is kept all the same as what is read `once` is to be measured.
 template <bool once, bool in_order, typename UnitOf, typename AfterTile>
 DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders, const TensorMap& latent, const TensorMap& rope,
                        const Units& units, UnitOf unit_of, AfterTile after_tile) {

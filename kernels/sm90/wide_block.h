@@ -171,6 +171,7 @@ DEVICE void describe(const DecodeParams& p, int turn, unsigned char SHARED* shar
 /// lanes that access shared memory together have eight rows. Code that is executed once is kept short: it is not near.
 struct QueryWords {
     static constexpr int BLOCK_BYTES = 2 * QUERY_UNIT_BYTES;  // of a block of 128 columns
+    static constexpr int BLOCKS = CACHED_UNITS + (ROPE_DIM > 0);
     int row, quarter;
     unsigned char SHARED* line;
 
@@ -194,15 +195,12 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char S
     uint64 from = p.q;
     if (row.valid) from += (row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head) * 2;
     from += words.quarter * 16;
-    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++, from += 256) {
+    NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++, from += 256) {
+        bool rotary = block == CACHED_UNITS;
+        if (rotary && words.quarter > 1) break;
         UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(shared_address(words.place(words.loaded(share, false)) + block * QueryWords::BLOCK_BYTES), from + share * 64, row.valid);
-        }
-    }
-    if (ROPE_DIM > 0 && words.quarter < 2) {
-        UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(shared_address(words.place(words.loaded(share, true)) + CACHED_UNITS * QueryWords::BLOCK_BYTES),
-                            from + share * 32, row.valid);
+            copy16_async_at(shared_address(words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES),
+                            from + share * (rotary ? 32 : 64), row.valid);
         }
     }
     copy_commit();
@@ -212,15 +210,17 @@ DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char S
 DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
     QueryWords words(shared);
     uint32 largest = 0;
-    auto measure = [&](int block, bool rotary) {
+    auto load = [&](uint32 (&raw)[4][4], int block) {
         UNROLL for (int share = 0; share < 4; share++) {
-            uint32 raw[4];
-            load_words(raw, words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES);
-            UNROLL for (int j = 0; j < 4; j++) largest = larger_pair(largest, raw[j] & 0x7fff7fffu);
+            load_words(raw[share], words.place(words.loaded(share, block == CACHED_UNITS)) + block * QueryWords::BLOCK_BYTES);
         }
     };
-    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++) measure(block, false);
-    if (ROPE_DIM > 0 && words.quarter < 2) measure(CACHED_UNITS, true);
+    NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++) {
+        if (block == CACHED_UNITS && words.quarter > 1) break;  // what another thread asked for may not be there
+        uint32 raw[4][4];
+        load(raw, block);
+        UNROLL for (int i = 0; i < 16; i++) largest = larger_pair(largest, raw[i / 4][i % 4] & 0x7fff7fffu);
+    }
     UNROLL for (int mask = 8; mask < 32; mask *= 2) largest = larger_pair(largest, shuffle_xor(largest, mask));
     float low, high;
     unpack(largest, low, high);
@@ -231,11 +231,9 @@ DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARE
         cap_scales(turn, shared)[words.row] = undo;
         row_states(turn, shared)[words.row] = {capped ? 1.0f : undo * p.sm_scale * p.kv_scale * LOG2_E, 0.0f};
     }
-    auto rearrange = [&](int block, bool rotary) {
+    NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++) {
         uint32 raw[4][4];
-        UNROLL for (int share = 0; share < 4; share++) {
-            load_words(raw[share], words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES);
-        }
+        load(raw, block);
         warp_barrier();  // a row's words are all of this warp
         UNROLL for (int i = 0; i < 4; i++) {
             uint32 pairs[4];
@@ -243,13 +241,11 @@ DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARE
                 unpack(raw[share][i], low, high);
                 pairs[share] = pack_f16(low * scale, high * scale);
             }
-            if (!rotary || words.quarter < 2) {
+            if (block < CACHED_UNITS || words.quarter < 2) {
                 *(Word4 SHARED*)(words.place(words.wanted(i)) + block * QueryWords::BLOCK_BYTES) = {pairs[0], pairs[1], pairs[2], pairs[3]};
             }
         }
-    };
-    NO_UNROLL for (int block = 0; block < CACHED_UNITS; block++) rearrange(block, false);
-    if constexpr (ROPE_DIM > 0) rearrange(CACHED_UNITS, true);
+    }
     publish_to_async();
 }
 

@@ -23,9 +23,8 @@ inline unsigned __float_as_uint(float x) { return ptx::bits_as<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return ptx::bits_as<float>(x); }
 inline int __clz(int x) { return x == 0 ? 32 : __builtin_clz((unsigned)x); }
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
-    uint64_t bytes = (uint64_t)high << 32 | low;
-    unsigned selected = 0;
-    for (int i = 0; i < 4; i++) selected |= (unsigned)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+    unsigned selected;
+    ptx::prmt_b32(selected, low, high, selector);
     return selected;
 }
 inline size_t __cvta_generic_to_shared(const void* pointer) { return machine::shared_address(pointer); }

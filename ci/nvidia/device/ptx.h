@@ -26,7 +26,8 @@ inline Group<T, 1 + sizeof...(Rest)> group(T& first, Rest&... rest) {
 template <typename T, int count>
 struct Values {
     uint32_t value[count];
-    Values(const Group<T, count>& of) {
+    template <typename Of>  // operands of the statement, which are constant, or its own registers
+    Values(const Group<Of, count>& of) {
         for (int i = 0; i < count; i++) value[i] = *of.at[i];
     }
 };
@@ -58,6 +59,12 @@ inline uint32_t e4m3_to_f16(uint32_t byte) {
     return to_f16(f16_to_float((byte & 0x80) << 8 | (byte & 0x7f) << 7) * 256.0f);
 }
 inline void cvt_rn_f16x2_e4m3x2(uint32_t& d, uint16_t a) { d = e4m3_to_f16(a & 0xff) | e4m3_to_f16(a >> 8) << 16; }
+
+inline void prmt_b32(uint32_t& d, uint32_t a, uint32_t b, uint32_t selector) {
+    uint64_t bytes = (uint64_t)b << 32 | a;
+    d = 0;
+    for (int i = 0; i < 4; i++) d |= (uint32_t)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;
+}
 
 inline void mov_b32(Group<uint16_t, 2> d, uint32_t a) {
     *d.at[0] = (uint16_t)a;
@@ -133,9 +140,8 @@ inline void cp_async_bulk_tensor_3d_shared_cluster_global_mbarrier_complete_tx_b
 inline void fence_proxy_async_shared_cta() {}
 inline void fence_mbarrier_init_release_cluster() {}
 
-// A kernel begins when the one before it has ended.
-inline void griddepcontrol_wait() {}
-inline void griddepcontrol_launch_dependents() {}
+inline void griddepcontrol_wait() { machine::grid_wait(); }
+inline void griddepcontrol_launch_dependents() { machine::grid_let_go(); }
 
 // ---- barriers ----
 
