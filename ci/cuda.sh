@@ -67,6 +67,17 @@ test_binary() {
 # One test at a time, so that chance falls the same way whenever it is run.
 tests() { emulated "$@" --test-threads=1; }
 
+# The test of the layers' turns, with a loader that copies the step's own rows early: it must fail, by numbers.
+early_rows_are_found() {
+  local sources=$EMULATOR/early-rows of=kernels/sm90/stream.h log
+  rm -rf "$sources" && mkdir "$sources" && cp -r kernels hip "$sources"
+  sed -i 's/at\.end - p\.query_len/at.end/' "$sources/$of"
+  ! cmp -s "$of" "$sources/$of" || { echo "error: $of has no longer what is broken here"; return 1; }
+  log=$(LATENTWAVE_KERNEL_SOURCES=$sources tests "$1" cuda::rows_of_the_step 2>&1) && { echo "error: not found"; return 1; }
+  grep -q 'elements miss' <<<"$log" || { echo "$log"; return 1; }
+  echo "test result: ok. found"
+}
+
 run_suite() {
   local failed=0 name contract
   # Of the backend's own tests, one wants the carried machine code, and some a compiler that knows every architecture's limits.
@@ -78,6 +89,7 @@ run_suite() {
   row contract tests "$contract" cuda:: &
   NVIDIA_EMULATOR_CAPABILITY=80 NVIDIA_EMULATOR_SMS=12 row "contract, compute capability 8.0" tests "$contract" cuda:: || failed=1
   wait $! || failed=1
+  row "rows that are read too early" early_rows_are_found "$contract" || failed=1
   for name in 86 89 100 120; do
     NVIDIA_EMULATOR_CAPABILITY=$name row "types and heads, compute capability $name" tests "$contract" cuda::every_cache cuda::head_counts || failed=1
   done

@@ -1,16 +1,20 @@
-//! Layers of one step, each of which writes its own tokens' rows before they are read.
+//! Layers of one step, each of which writes its own tokens' rows and its queries before they are read.
 
-use latentwave::ops::{CacheWrite, write_cache};
+use latentwave::ops::{CacheWrite, gather_cache, write_cache};
 use latentwave::reference;
 use latentwave::testing::{nan_byte, poisoned};
-use latentwave::{DType, DecodeArgs, Error, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace};
+use latentwave::{
+    DType, DecodeArgs, Error, GraphBackend, KvCache, MlaConfig, MlaDecode, Result, Stream, Tensor, Workspace,
+};
 
 use super::numerics::layer;
 use crate::common::{Problem, encode, tensor, values};
 
-/// A layer's tensors: a cache whose rows of this step's tokens are still to be written, and those rows.
+/// A layer's tensors: a cache whose rows of this step's tokens are still to be written, those rows, and its queries, as a
+/// cache of pages of one row.
 struct Layer<B: GraphBackend> {
     problem: Problem,
+    queries: Tensor<B>,
     cache: Tensor<B>,
     poisoned: Vec<u8>,
     latent: Tensor<B>,
@@ -49,6 +53,7 @@ impl<B: GraphBackend> Layer<B> {
             |width: usize, values: &[f64]| tensor(backend, [slots.len(), width], q_dtype, &encode(q_dtype, values));
         let (batch, heads) = (problem.batch(), config.num_heads);
         Self {
+            queries: tensor(backend, [batch * query_len * heads, 1, width], q_dtype, &encode(q_dtype, &problem.q)),
             cache: tensor(backend, [problem.num_pages(), config.page_size, width], kv_dtype, &poisoned_cache),
             poisoned: poisoned_cache,
             latent: rows(rank, &latent),
@@ -67,9 +72,10 @@ impl<B: GraphBackend> Layer<B> {
     }
 }
 
-/// Where the caller promises that older rows are final, kernels may copy these while the layer before runs, but no row that the step
-/// itself writes: of those each layer's are poison until just before it. Lengths end at, before and after the edges of tiles. Planned
-/// for long sequences, so that Hopper's forms that do so serve them, by boxes and row by row.
+/// Where the caller promises that older rows are final, kernels may copy these while the layer before runs, but no row that
+/// the step itself writes: of those each layer's are poison until just before it. Nor may they read queries, which are the
+/// layer's before until then. Lengths end at, before and after the edges of tiles. Planned for long sequences, so that
+/// Hopper's forms that do so serve them, by boxes and row by row.
 pub(crate) fn rows_of_the_step_are_read_in_their_turn<B: GraphBackend>(backend: &B, dtype: DType) {
     let fp8 = DType::Fp8E4m3;
     let keys_and_rows =
@@ -89,7 +95,10 @@ pub(crate) fn rows_of_the_step_are_read_in_their_turn<B: GraphBackend>(backend: 
         }
         let slots = slots(&first);
         let mut layers: Vec<_> = (60..64)
-            .map(|seed| Layer::new(backend, Problem { cache: of_seed(seed).cache, ..first.clone() }, &slots))
+            .map(|seed| {
+                let Problem { cache, q, .. } = of_seed(seed);
+                Layer::new(backend, Problem { cache, q, ..first.clone() }, &slots)
+            })
             .collect();
         run(backend, &decode, &first, &slots, &mut layers)
             .unwrap_or_else(|error| panic!("{kv_dtype}, {heads} heads, {query_len} tokens: {error}"));
@@ -105,7 +114,13 @@ fn run<B: GraphBackend>(
 ) -> Result<(), Error> {
     let Problem { config, q_dtype, query_len, causal, kv_scale, .. } = *step;
     let shape = [step.batch(), query_len, config.num_heads, config.head_dim()];
-    let q = tensor(backend, shape, q_dtype, &encode(q_dtype, &step.q));
+    let q = poisoned(backend, shape, q_dtype)?;
+    // Queries come from a kernel, as they do in a model: here from one that gathers rows.
+    let num_rows = shape[0] * shape[1] * shape[2];
+    let mut q_rows = q.reshape([num_rows, config.head_dim()])?;
+    let all_rows = Tensor::from_fn(backend, [1, num_rows], |row| row as i32)?;
+    let row_ends = Tensor::from_slice(backend, [2], &[0, num_rows as i32])?;
+    let of_rows = MlaConfig { page_size: 1, ..config };
     let block_table = Tensor::from_slice(backend, [step.batch(), step.table_width()], &step.block_table)?;
     let seq_lens = Tensor::from_slice(backend, [step.batch()], &step.seq_lens)?;
     let slot_mapping = Tensor::from_slice(backend, [slots.len()], slots)?;
@@ -119,7 +134,9 @@ fn run<B: GraphBackend>(
         let width = step.table_width();
         let mut scheduled = decode.schedule(&stream, &plan, &mut workspace, &seq_lens, width, causal)?;
         for (layer, kv_cache) in layers.iter_mut().zip(&caches) {
-            let Layer { latent, rope, out, lse, .. } = layer;
+            let Layer { queries, latent, rope, out, lse, .. } = layer;
+            let queries = KvCache::joined(queries, &of_rows)?;
+            gather_cache(&stream, &queries, &all_rows, &row_ends, None, 1.0, &mut q_rows)?;
             let write = CacheWrite { kv_c: latent, k_pe: Some(rope), slot_mapping: &slot_mapping, kv_scale };
             write_cache(&stream, kv_cache, &write)?;
             let (q, block_table, seq_lens, lse) = (&q, &block_table, &seq_lens, Some(lse));
@@ -139,6 +156,7 @@ fn run<B: GraphBackend>(
     let graph = stream.capture(|| enqueue(layers))?;
     for round in 0..3 {
         layers.iter().for_each(|layer| layer.reset(backend));
+        q.fill_bytes(backend, 0xFF)?;
         // SAFETY: all tensors own their memory.
         unsafe { stream.replay(&graph)? };
         stream.synchronize()?;

@@ -53,14 +53,13 @@ struct alignas(64) Line {
 struct Launch {
     const machine::Entry* entry;
     std::string name;
-    int blocks, cluster, threads;
-    size_t shared_bytes;
+    machine::Shape shape;
     std::vector<std::vector<Line>> parameters;
 
     void run() {
         std::vector<void*> pointers;
         for (auto& parameter : parameters) pointers.push_back(parameter.data());
-        machine::run(*entry, name.c_str(), blocks, cluster, threads, shared_bytes, pointers.data());
+        machine::run(*entry, name.c_str(), shape, pointers.data());
     }
 };
 
@@ -131,11 +130,13 @@ int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** para
     if (!stream || !function || !modules.has(function->module)) return INVALID_HANDLE;
     const machine::Entry& entry = *function->entry;
     uint32_t cluster[3] = {1, 1, 1};
+    int may_overlap = 0;
     for (uint32_t i = 0; i < config->num_attributes; i++) {
         const LaunchAttribute& attribute = config->attributes[i];
         if (attribute.id != CLUSTER_DIMENSION && attribute.id != PROGRAMMATIC_STREAM_SERIALIZATION) return INVALID_VALUE;
         if (facts().capability < 90) return NOT_SUPPORTED;
         if (attribute.id == CLUSTER_DIMENSION) memcpy(cluster, attribute.value, sizeof cluster);
+        if (attribute.id == PROGRAMMATIC_STREAM_SERIALIZATION) memcpy(&may_overlap, attribute.value, sizeof may_overlap);
     }
     const uint32_t *grid = config->grid, *block = config->block;
     // Kernels here number their blocks and threads along one axis.
@@ -145,8 +146,8 @@ int cuLaunchKernelEx(const LaunchConfig* config, Function* function, void** para
     if (grid[0] == 0 || grid[0] > INT32_MAX || block[0] == 0 || block[0] > MOST_THREADS) return INVALID_VALUE;
     if ((int)block[0] > entry.threads || config->shared_bytes > (uint32_t)function->dynamic_bytes) return INVALID_VALUE;
 
-    auto launch = std::make_shared<Launch>(
-        Launch{&entry, function->name, (int)grid[0], (int)cluster[0], (int)block[0], config->shared_bytes, {}});
+    machine::Shape shape = {(int)grid[0], (int)cluster[0], (int)block[0], config->shared_bytes, stream, may_overlap != 0};
+    auto launch = std::make_shared<Launch>(Launch{&entry, function->name, shape, {}});
     for (int i = 0; i < entry.parameters; i++) {
         launch->parameters.emplace_back((entry.parameter_bytes[i] + sizeof(Line) - 1) / sizeof(Line));
         memcpy(launch->parameters.back().data(), parameters[i], entry.parameter_bytes[i]);

@@ -22,7 +22,12 @@ bool is_legacy(const Stream* handle) { return (uint64_t)handle <= 1; }
 }  // namespace
 
 void Graph::run() const {
-    for (auto& node : nodes) node->act();
+    machine::grids_apart();
+    for (auto& node : nodes) {
+        if (node->kind != KERNEL_NODE) machine::grids_apart();
+        node->act();
+    }
+    machine::grids_apart();
 }
 
 Stream* stream_of(Stream* handle) {
@@ -53,6 +58,7 @@ Status enqueue(Stream* handle, NodeKind kind, std::function<void()> act, std::sh
     if (!stream) return INVALID_HANDLE;
     auto& capture = stream->capture;
     if (!capture) {
+        machine::grids_apart();
         act();
         return SUCCESS;
     }

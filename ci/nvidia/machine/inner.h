@@ -4,6 +4,8 @@
 #include <signal.h>
 
 #include <functional>
+#include <mutex>
+#include <vector>
 
 #include "machine.h"
 
@@ -41,6 +43,18 @@ inline uint32_t with_rank(uint32_t address) { return address | (uint32_t)here.ra
 /// As `shared_at`, for an instruction that reads or writes there itself: no copy to that place may be under way.
 unsigned char* settled_at(uint32_t address, size_t bytes, size_t alignment);
 
+// ---- grids that begin early ----
+
+extern std::recursive_mutex one_grid_at_a_time;
+/// Around a grid: launched in this order, and allowed or not to begin before the one before it in that order has ended.
+void begin_grid(const void* order, bool may_overlap);
+void end_grid();
+/// Around each of its blocks.
+void begin_block();
+void end_block();
+/// Lets threads go on that wait for the kernels before, if it is time; whether there were any.
+bool catch_up(uint64_t tick);
+
 /// Forget what an earlier block left behind.
 void reset_barriers(int threads);
 void reset_copies(int threads);
@@ -58,6 +72,13 @@ void check_shared();
 void* device_alloc(size_t bytes);
 /// Whether it was there.
 bool device_free(void* at);
+
+/// All of it.
+struct Memory {
+    unsigned char* at;
+    size_t bytes;
+};
+std::vector<Memory> device_memory();
 
 /// What lies around an address, in words.
 const char* describe(const void* address);

@@ -90,6 +90,10 @@ void products_wait(int pending);
 
 // ---- kernels ----
 
+/// Waits for the kernels before this one; lets the next one begin.
+void grid_wait();
+void grid_let_go();
+
 /// What a compiled kernel tells of itself, under its name and `_entry`.
 struct Entry {
     void (*call)(void* const* parameters);
@@ -98,7 +102,18 @@ struct Entry {
     unsigned char *static_begin, *static_end;
 };
 
-/// Runs a grid in clusters of so many blocks; returns when it has ended.
-void run(const Entry& entry, const char* name, int blocks, int cluster, int threads, size_t shared_bytes, void* const* parameters);
+/// How a grid is launched: in clusters of so many blocks; in what order, whose address is its name; and whether it may begin before the
+/// grid that was launched before it in that order has ended.
+struct Shape {
+    int blocks, cluster, threads;
+    size_t shared_bytes;
+    const void* order;
+    bool may_overlap;
+};
+
+/// Runs a grid; returns when it has ended.
+void run(const Entry& entry, const char* name, const Shape& shape, void* const* parameters);
+/// What runs next does not overlap what has run.
+void grids_apart();
 
 }  // namespace machine

@@ -112,7 +112,15 @@ void* device_alloc(size_t bytes) {
     return at;
 }
 
+std::vector<Memory> device_memory() {
+    std::lock_guard lock(allocations_lock);
+    std::vector<Memory> all;
+    for (auto& [at, bytes] : allocations) all.push_back({(unsigned char*)at, round_up(bytes, DEVICE_ALIGNMENT)});
+    return all;
+}
+
 bool device_free(void* at) {
+    grids_apart();
     std::lock_guard lock(allocations_lock);
     auto found = allocations.find((uintptr_t)at);
     if (found == allocations.end()) return false;

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
-#include <mutex>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -121,9 +120,13 @@ void do_due_tasks() {
 int choose() {
     tick++;
     if (tick >= next_due) do_due_tasks();
+    catch_up(tick);
     while (ready.empty()) {
-        if (tasks.empty()) deadlock();
-        do_task(chance((uint32_t)tasks.size()));
+        if (!tasks.empty()) {
+            do_task(chance((uint32_t)tasks.size()));
+        } else if (!catch_up(UINT64_MAX)) {
+            deadlock();
+        }
     }
     size_t index = chance((uint32_t)ready.size());
     int thread = ready[index];
@@ -164,8 +167,10 @@ void run_block(uint64_t seed) {
         threads[i] = {top - 6, "running"};
         memset(threads[i].stack_pointer, 0, 6 * sizeof(void*));
     }
+    begin_block();
     here.thread = choose();
     machine_switch(&host_stack, threads[here.thread].stack_pointer);
+    end_block();
     for (const Later& task : tasks) {
         here.thread = task.thread;
         if (task.required) fail("a copy is under way when the block ends");
@@ -178,6 +183,11 @@ void run_block(uint64_t seed) {
 uint64_t setting(const char* name) {
     const char* text = getenv(name);
     return text ? strtoull(text, nullptr, 10) : 1;
+}
+
+bool delays() {
+    static const bool delays = setting("NVIDIA_EMULATOR_DELAYS") != 0;
+    return delays;
 }
 
 }  // namespace
@@ -224,9 +234,8 @@ void maybe_pause() {
 }
 
 void later(bool required, std::function<void()> act) {
-    static const bool delays = setting("NVIDIA_EMULATOR_DELAYS") != 0;
     // A tile takes tens of thousands of ticks. What is late may take until nothing else can happen.
-    bool is_late = delays && chance(late_one_in) == 0;
+    bool is_late = delays() && chance(late_one_in) == 0;
     uint64_t due = !is_late ? tick + chance(256) : chance(4) == 0 ? tick + chance(1 << 15) : UINT64_MAX;
     next_due = std::min(next_due, due);
     tasks.push_back({due, here.thread, required, std::move(act)});
@@ -251,27 +260,28 @@ void meet(const char* what, void* given, Action action) {
     }
 }
 
-void run(const Entry& of, const char* name, int blocks, int cluster, int block_threads, size_t shared_bytes, void* const* given) {
-    static std::mutex one_at_a_time;
+void run(const Entry& of, const char* name, const Shape& shape, void* const* given) {
     static uint64_t launches = 0;
-    std::lock_guard lock(one_at_a_time);
+    std::lock_guard lock(one_grid_at_a_time);
     FaultWatch watch;
     is_running = true;
     entry = &of;
     kernel = name;
     parameters = given;
     uint64_t seed = setting("NVIDIA_EMULATOR_SEED") * 1000003 + launches++ * 7919;
+    begin_grid(shape.order, shape.may_overlap && delays());
     // Blocks come in any order: from some on, and by a step that meets all.
-    int first = (int)(seed * 31 % blocks), step = blocks % 7 != 0 ? 7 : 1;
+    int blocks = shape.blocks, first = (int)(seed * 31 % blocks), step = blocks % 7 != 0 ? 7 : 1;
     for (int i = 0; i < blocks; i++) {
         int block = (int)((first + (int64_t)i * step) % blocks);
-        here = {0, block_threads, block, blocks, block % cluster, nullptr};
-        reset_shared(shared_bytes, of.static_begin, of.static_end);
-        reset_barriers(block_threads);
-        reset_copies(block_threads);
-        reset_products(block_threads);
+        here = {0, shape.threads, block, blocks, block % shape.cluster, nullptr};
+        reset_shared(shape.shared_bytes, of.static_begin, of.static_end);
+        reset_barriers(shape.threads);
+        reset_copies(shape.threads);
+        reset_products(shape.threads);
         run_block(seed + (uint64_t)here.block);
     }
+    end_grid();
     is_running = false;
 }
 
