@@ -3,6 +3,7 @@
 // It is shown what has not been written yet, at its earliest: each block begins over memory as it was when the kernel could first have
 // begun, and only when none of its threads can go on does memory become what the kernels before have made of it.
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
@@ -14,7 +15,7 @@ namespace machine {
 
 namespace {
 
-constexpr size_t CHUNK = 64;
+constexpr size_t CHUNK = 64, PAGE = 4096;
 constexpr size_t MOST_WATCHED = 64 << 20;  // with more device memory, kernels begin one after the other
 constexpr uint64_t AT_LAST = 1 << 18;      // ticks, for a block that asks again and again whether something has come
 
@@ -42,9 +43,15 @@ std::map<unsigned char*, Bytes> written() {
     std::map<unsigned char*, Bytes> changed;
     const unsigned char* copy = copies.data();
     for (const Memory& span : spans) {
-        for (size_t at = 0; at < span.bytes; at += CHUNK, copy += CHUNK) {
-            if (memcmp(span.at + at, copy, CHUNK) != 0) memcpy(changed[span.at + at].data(), copy, CHUNK);
+        for (size_t at = 0; at < span.bytes; at += PAGE) {
+            size_t end = std::min(at + PAGE, span.bytes);
+            if (memcmp(span.at + at, copy + at, end - at) == 0) continue;  // most are as they were
+            for (size_t chunk = at; chunk < end; chunk += CHUNK) {
+                if (memcmp(span.at + chunk, copy + chunk, CHUNK) == 0) continue;
+                memcpy(changed[span.at + chunk].data(), copy + chunk, CHUNK);
+            }
         }
+        copy += span.bytes;
     }
     return changed;
 }
