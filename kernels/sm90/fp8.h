@@ -44,38 +44,43 @@ DEVICE void widen_values(uint32 (&a)[4], const uint32 (&bytes)[2]) {
 
 /// d (64 x 64) += a b, or = where `add` is 0, of a part of 64 tokens or columns: `a` of what was read for four products, `b` by its
 /// columns' rows. Each product is commited by itself, when at most two before it are under way: a warp that begins products of registers
-/// waits until the one before has read its own, so more at once would only keep it from widening. One statement: the compiler goes
-/// through all operands of every one.
+/// waits until the one before has read its own, so more at once would only keep it from widening. What a product under way may still
+/// read is not written, so there are three operands. One statement: the compiler goes through all operands of every one.
 template <bool values>
 DEVICE void multiply_part(float (&d)[32], const Bytes& bytes, uint64 b, int add) {
 #define CONVERT(first, second) "cvt.rn.f16x2.e4m3x2 " first ", l;\ncvt.rn.f16x2.e4m3x2 " second ", h;\n"
 #define KEYS(word, first, second) "mov.b32 {l, h}, " word ";\n" CONVERT(first, second)
 #define VALUES(word, first, second) "prmt.b32 v, " word ", 0, 0x3120;\nmov.b32 {l, h}, v;\n" CONVERT(first, second)
-#define PRODUCT(widened, add)                                                                                      \
-    "wgmma.wait_group.sync.aligned 2;\n" widened "wgmma.fence.sync.aligned;\n"                                     \
-    "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {w0, w1, w2, w3}, b, " add ", 1, 1, 0;\n" \
-    "wgmma.commit_group.sync.aligned;\n"
-#define BY_KEYS(low, high, add) PRODUCT(KEYS(low, "w0", "w2") KEYS(high, "w1", "w3"), add)
-#define BY_VALUES(low, high, add) PRODUCT(VALUES(low, "w0", "w1") VALUES(high, "w2", "w3"), add)
-#define PART(BY)                                                                                                               \
-    asm volatile("{\n.reg .pred add;\n.reg .b16 l, h;\n.reg .b32 v, w0, w1, w2, w3;\nsetp.ne.b32 add, %41, 0;\n"               \
-                 OPERAND("b", "%40") BY("%32", "%33", "add") ADVANCE("b", "2") BY("%34", "%35", "1") ADVANCE("b", "2")         \
-                 BY("%36", "%37", "1") ADVANCE("b", "2") BY("%38", "%39", "1") "}"                                             \
+#define WIDEN_KEYS(low, high, w) KEYS(low, w "0", w "2") KEYS(high, w "1", w "3")
+#define WIDEN_VALUES(low, high, w) VALUES(low, w "0", w "1") VALUES(high, w "2", w "3")
+#define PRODUCT(widen, w, add)                                                                             \
+    "wgmma.wait_group.sync.aligned 2;\n" widen "wgmma.fence.sync.aligned;\n"                               \
+    "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {" w "0, " w "1, " w "2, " w "3}" \
+    ", b, " add ", 1, 1, 0;\nwgmma.commit_group.sync.aligned;\n"
+#define OPERAND_REGISTERS(w) ".reg .b32 " w "0, " w "1, " w "2, " w "3;\n"
+#define PART(WIDEN)                                                                                                            \
+    asm volatile("{\n.reg .pred add;\n.reg .b16 l, h;\n.reg .b32 v;\n" OPERAND_REGISTERS("x") OPERAND_REGISTERS("y")           \
+                 OPERAND_REGISTERS("z") "setp.ne.b32 add, %41, 0;\n" OPERAND("b", "%40")                                       \
+                 PRODUCT(WIDEN("%32", "%33", "x"), "x", "add") ADVANCE("b", "2")                                               \
+                 PRODUCT(WIDEN("%34", "%35", "y"), "y", "1") ADVANCE("b", "2")                                                 \
+                 PRODUCT(WIDEN("%36", "%37", "z"), "z", "1") ADVANCE("b", "2")                                                 \
+                 PRODUCT(WIDEN("%38", "%39", "x"), "x", "1") "}"                                                               \
                  : IN_OUT_32(d, 0)                                                                                             \
                  : "r"(bytes[0][0]), "r"(bytes[0][1]), "r"(bytes[1][0]), "r"(bytes[1][1]), "r"(bytes[2][0]), "r"(bytes[2][1]), \
                    "r"(bytes[3][0]), "r"(bytes[3][1]), "l"(b), "r"(add)                                                        \
                  : "memory")
     if constexpr (values) {
-        PART(BY_VALUES);
+        PART(WIDEN_VALUES);
     } else {
-        PART(BY_KEYS);
+        PART(WIDEN_KEYS);
     }
 #undef CONVERT
 #undef KEYS
 #undef VALUES
+#undef WIDEN_KEYS
+#undef WIDEN_VALUES
 #undef PRODUCT
-#undef BY_KEYS
-#undef BY_VALUES
+#undef OPERAND_REGISTERS
 #undef PART
 }
 
