@@ -271,8 +271,8 @@ pub(crate) fn scratch<B: Backend>(
 }
 
 /// What an output of this type may differ by, for cached values below 2. With `u` half a unit in the last place of a number just above
-/// 1, an element may be off by 2 `u` for weights that were rounded and by `u` times itself for each time that it was rounded, as a
-/// part and as the result; few are, so all together are held to `u`.
+/// 1, an element may be off by 2 `u` for weights that were rounded, by `u` times itself as the result and by `u` times its parts,
+/// which seldom exceed it by much; few are, so all together are held to `u`.
 pub(crate) fn tolerance(dtype: DType) -> Tolerance {
     let u = match dtype {
         DType::F32 => return Tolerance { abs: 2e-5, rel: 2e-5, frobenius: 1e-5 },

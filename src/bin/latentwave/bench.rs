@@ -8,7 +8,6 @@ mod roofline;
 use std::path::PathBuf;
 
 use clap::Args as ClapArgs;
-use latentwave::testing::Tolerance;
 use latentwave::{Error, GraphBackend, MlaConfig, Result, SplitPolicy};
 use serde::Serialize;
 
@@ -174,7 +173,7 @@ impl Job for Bench<'_> {
                 .map_err(|error| Error::argument("plot", error.to_string()))?;
             files::write(path, &svg)?;
         }
-        let (tolerance, norm) = (rows::tolerance(method.q_dtype), Tolerance::HALF.frobenius);
+        let (tolerance, norm) = (rows::tolerance(method.q_dtype), rows::norm_tolerance(method.q_dtype));
         if let Some(miss) = measurements.iter().find(|m| m.error > tolerance || m.error_norm_max > norm) {
             eprintln!(
                 "miss: {} is wrong by {:.2e} of a row's largest element, {:.2e} of a row's norm; {tolerance:.0e} and {norm:.0e} are allowed",

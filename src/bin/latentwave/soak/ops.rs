@@ -2,7 +2,7 @@
 
 use latentwave::ops::{CacheWrite, DcpCombine, MergeStates, dcp_combine, gather_cache, merge_states, write_cache};
 use latentwave::reference::{self, Attended};
-use latentwave::testing::{self, Tolerance, nan_byte};
+use latentwave::testing::{self, nan_byte};
 use latentwave::{DType, Error, GraphBackend, KvCache, MlaConfig, Result, Stream, Tensor};
 
 use super::run::Fault;
@@ -152,7 +152,8 @@ fn merge<B: GraphBackend>(
         let of_row = Errors::of_row(&got[row * width..(row + 1) * width], &wanted.out);
         let at = if heads_first { row % heads * tokens + row / heads } else { row };
         let lse_error = (got_lse[at] - wanted.lse).abs();
-        let wrong = of_row.element > rows::tolerance(DType::BF16) || of_row.row_norm > Tolerance::HALF.frobenius;
+        let wrong =
+            of_row.element > rows::tolerance(DType::BF16) || of_row.row_norm > rows::norm_tolerance(DType::BF16);
         if wrong || lse_error.is_nan() || lse_error > LSE_TOLERANCE {
             return Ok(Err(format!(
                 "row {row} is wrong by {:.2e} in norm, its LSE by {lse_error:.2e}",

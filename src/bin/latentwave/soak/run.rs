@@ -4,7 +4,7 @@ use std::fmt;
 use std::ops::Range;
 
 use latentwave::kernel::Variant;
-use latentwave::testing::{self, Tolerance};
+use latentwave::testing;
 use latentwave::{
     DType, DecodeArgs, Error, Graph, GraphBackend, KvCache, MlaDecode, Result, Stream, Tensor, Workspace, reference,
 };
@@ -236,7 +236,7 @@ pub(super) fn check(problem: &Problem, round: usize, mut out: Vec<u8>, mut lse: 
         }
         let of_row = rows::Errors::of_row(got, &want.out);
         let (error, norm) = (of_row.element, of_row.row_norm);
-        if !empty && (error > rows::tolerance(problem.q_dtype) || norm > Tolerance::HALF.frobenius) {
+        if !empty && (error > rows::tolerance(problem.q_dtype) || norm > rows::norm_tolerance(problem.q_dtype)) {
             return Err(format!(
                 "out of {} is wrong by {error:.2e} of its largest element, {norm:.2e} in norm",
                 name(row)
