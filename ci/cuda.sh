@@ -67,15 +67,27 @@ test_binary() {
 # One test at a time, so that chance falls the same way whenever it is run.
 tests() { emulated "$@" --test-threads=1; }
 
-# The test of the layers' turns, with a loader that copies the step's own rows early: it must fail, by numbers.
-early_rows_are_found() {
-  local sources=$EMULATOR/early-rows of=kernels/sm90/stream.h log
-  rm -rf "$sources" && mkdir "$sources" && cp -r kernels hip "$sources"
-  sed -i 's/at\.end - p\.query_len/at.end/' "$sources/$of"
-  ! cmp -s "$of" "$sources/$of" || { echo "error: $of has no longer what is broken here"; return 1; }
-  log=$(LATENTWAVE_KERNEL_SOURCES=$sources tests "$1" cuda::rows_of_the_step 2>&1) && { echo "error: not found"; return 1; }
-  grep -q 'elements miss' <<<"$log" || { echo "$log"; return 1; }
-  echo "test result: ok. found"
+# Reads before a kernel's turn, one for each form that begins before it, as an edit of its source: of the step's own rows by a loader, and
+# of queries.
+EARLY_READS=(
+  'stream.h:s/at\.end - p\.query_len/at.end/'
+  'rows_block.h:s/if (early) take_turn();//'
+  'wide_block.h:s/if (p\.settled) take_turn();//'
+  'mla_decode_split_keys.cu:s/^        take_turn();//'
+)
+
+# The test of the layers' turns with each of these: it must fail, by numbers.
+early_reads_are_found() {
+  local sources=$EMULATOR/early-reads early of log
+  for early in "${EARLY_READS[@]}"; do
+    of=kernels/sm90/${early%%:*}
+    rm -rf "$sources" && mkdir "$sources" && cp -r kernels hip "$sources"
+    sed -i "${early#*:}" "$sources/$of"
+    ! cmp -s "$of" "$sources/$of" || { echo "error: $of has no longer what is taken out here"; return 1; }
+    log=$(LATENTWAVE_KERNEL_SOURCES=$sources tests "$1" cuda::rows_of_the_step 2>&1) && { echo "error: $early is not found"; return 1; }
+    grep -q 'elements miss' <<<"$log" || { echo "$log"; return 1; }
+  done
+  echo "test result: ok. ${#EARLY_READS[@]} found"
 }
 
 run_suite() {
@@ -89,7 +101,7 @@ run_suite() {
   row contract tests "$contract" cuda:: &
   NVIDIA_EMULATOR_CAPABILITY=80 NVIDIA_EMULATOR_SMS=12 row "contract, compute capability 8.0" tests "$contract" cuda:: || failed=1
   wait $! || failed=1
-  row "rows that are read too early" early_rows_are_found "$contract" || failed=1
+  row "reads before a kernel's turn" early_reads_are_found "$contract" || failed=1
   for name in 86 89 100 120; do
     NVIDIA_EMULATOR_CAPABILITY=$name row "types and heads, compute capability $name" tests "$contract" cuda::every_cache cuda::head_counts || failed=1
   done

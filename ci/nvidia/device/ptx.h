@@ -61,6 +61,7 @@ inline uint32_t e4m3_to_f16(uint32_t byte) {
 inline void cvt_rn_f16x2_e4m3x2(uint32_t& d, uint16_t a) { d = e4m3_to_f16(a & 0xff) | e4m3_to_f16(a >> 8) << 16; }
 
 inline void prmt_b32(uint32_t& d, uint32_t a, uint32_t b, uint32_t selector) {
+    if (selector & 0x8888) machine::fail("prmt with signs");
     uint64_t bytes = (uint64_t)b << 32 | a;
     d = 0;
     for (int i = 0; i < 4; i++) d |= (uint32_t)(bytes >> (selector >> 4 * i & 7) * 8 & 0xff) << 8 * i;

@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 
+#include "../machine/inner.h"
 #include "cuda.h"
 
 Handles<Stream> streams;
@@ -19,14 +20,26 @@ uint64_t this_thread() { return (uint64_t)pthread_self(); }
 /// Handles of the streams that are always there: the legacy one by either of its names, and each thread's.
 bool is_legacy(const Stream* handle) { return (uint64_t)handle <= 1; }
 
+/// The host has waited, or seen that it need not.
+Status waited() {
+    Status status = outside_capture();
+    if (status == SUCCESS) machine::grids_apart();
+    return status;
+}
+
+/// Does what is no kernel's work, before all that come after it; what touches device memory beside no kernel.
+void do_apart(NodeKind kind, const std::function<void()>& act) {
+    machine::grids_apart();
+    if (kind != COPY_NODE && kind != FILL_NODE) return act();
+    std::lock_guard lock(machine::one_grid_at_a_time);
+    act();
+}
+
 }  // namespace
 
 void Graph::run() const {
     machine::grids_apart();
-    for (auto& node : nodes) {
-        if (node->kind != KERNEL_NODE) machine::grids_apart();
-        node->act();
-    }
+    for (auto& node : nodes) node->kind == KERNEL_NODE ? node->act() : do_apart(node->kind, node->act);
     machine::grids_apart();
 }
 
@@ -58,8 +71,7 @@ Status enqueue(Stream* handle, NodeKind kind, std::function<void()> act, std::sh
     if (!stream) return INVALID_HANDLE;
     auto& capture = stream->capture;
     if (!capture) {
-        machine::grids_apart();
-        act();
+        do_apart(kind, act);
         return SUCCESS;
     }
     if (capture->broken) return CAPTURE_INVALIDATED;
@@ -86,6 +98,7 @@ int cuStreamDestroy_v2(Stream* stream) {
         stream->capture->broken = true;
         captures.erase(stream->capture);
     }
+    machine::grids_apart();
     streams.remove(stream);
     return SUCCESS;
 }
@@ -95,7 +108,7 @@ int cuStreamSynchronize(Stream* handle) {
     if (Status status = current()) return status;
     Stream* stream = stream_of(handle);
     if (!stream) return INVALID_HANDLE;
-    if (!stream->capture) return outside_capture();
+    if (!stream->capture) return waited();
     stream->capture->broken = true;
     return CAPTURE_UNSUPPORTED;
 }
@@ -148,7 +161,7 @@ int cuEventQuery(Event* event) {
     std::lock_guard lock(driver_lock);
     if (!events.has(event)) return INVALID_HANDLE;
     if (event->capture) return CAPTURED_EVENT;
-    return outside_capture();
+    return waited();
 }
 
 int cuEventSynchronize(Event* event) { return cuEventQuery(event); }

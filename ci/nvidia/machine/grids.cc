@@ -1,7 +1,8 @@
 // A kernel that may begin before those before it have ended: what it sees of device memory until it waits for them.
 //
-// It is shown what has not been written yet, at its earliest: each block begins over memory as it was when the kernel could first have
-// begun, and only when none of its threads can go on does memory become what the kernels before have made of it.
+// At its earliest it is shown nothing of what it has not waited for: each block begins over memory as it was before the kernel ahead began,
+// or before those that this one was let go ahead of, too, and only when none of its threads can go on does memory become what they have
+// made of it.
 
 #include <algorithm>
 #include <array>
@@ -105,8 +106,10 @@ bool catch_up(uint64_t tick) {
         for (size_t byte = 0; byte < CHUNK; byte++) {
             if (at[byte] == before[byte]) {
                 at[byte] = after[byte];
-            } else if (after[byte] != before[byte]) {  // it may write beside what those before it do
-                fail("writes at %p, as kernels before it do, and has not waited for them", (void*)(at + byte));
+            } else if (after[byte] == before[byte]) {
+                before[byte] = at[byte];  // its own, beside what those before it write: as it is for the next block
+            } else if (after[byte] != at[byte]) {
+                fail("the block writes at %p, as kernels before it do, and has not waited for them", (void*)(at + byte));
             }
         }
     }

@@ -120,6 +120,7 @@ std::vector<Memory> device_memory() {
 }
 
 bool device_free(void* at) {
+    std::lock_guard grids(one_grid_at_a_time);
     grids_apart();
     std::lock_guard lock(allocations_lock);
     auto found = allocations.find((uintptr_t)at);
