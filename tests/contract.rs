@@ -46,6 +46,7 @@ macro_rules! backend_contract {
                 },
                 layers::{
                     rows_of_the_step_are_read_in_their_turn,
+                    few_rows_of_the_step_are_read_in_their_turn,
                 },
                 memory::{
                     memory_that_runs_out_is_an_error,
