@@ -71,7 +71,7 @@ tests() { emulated "$@" --test-threads=1; }
 # of queries.
 EARLY_READS=(
   'stream.h:s/at\.end - p\.query_len/at.end/'
-  'rows_block.h:s/if (early) take_turn();//'
+  'rows_block.h:s/if (due) take_turn();//'
   'wide_block.h:s/if (p\.settled) take_turn();//'
   'mla_decode_split_keys.cu:s/^        take_turn();//'
 )

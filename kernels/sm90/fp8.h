@@ -43,9 +43,9 @@ DEVICE void widen_values(uint32 (&a)[4], const uint32 (&bytes)[2]) {
 }
 
 /// d (64 x 64) += a b, or = where `add` is 0, of a part of 64 tokens or columns: `a` of what was read for four products, `b` by its
-/// columns' rows. Each product is commited by itself, when at most two before it are under way: a warp that begins products of registers
-/// waits until the one before has read its own, so more at once would only keep it from widening. What a product under way may still
-/// read is not written, so there are three operands. One statement: the compiler goes through all operands of every one.
+/// columns' rows. Products are begun by twos, each two when at most two before them are under way: a warp that begins products of
+/// registers waits until the one before has read its own, so more at once would only keep it from widening. What products under way may
+/// still read is not written, so there are four operands. One statement: the compiler goes through all operands of every one.
 template <bool values>
 DEVICE void multiply_part(float (&d)[32], const Bytes& bytes, uint64 b, int add) {
 #define CONVERT(first, second) "cvt.rn.f16x2.e4m3x2 " first ", l;\ncvt.rn.f16x2.e4m3x2 " second ", h;\n"
@@ -53,18 +53,18 @@ DEVICE void multiply_part(float (&d)[32], const Bytes& bytes, uint64 b, int add)
 #define VALUES(word, first, second) "prmt.b32 v, " word ", 0, 0x3120;\nmov.b32 {l, h}, v;\n" CONVERT(first, second)
 #define WIDEN_KEYS(low, high, w) KEYS(low, w "0", w "2") KEYS(high, w "1", w "3")
 #define WIDEN_VALUES(low, high, w) VALUES(low, w "0", w "1") VALUES(high, w "2", w "3")
-#define PRODUCT(widen, w, add)                                                                             \
-    "wgmma.wait_group.sync.aligned 2;\n" widen "wgmma.fence.sync.aligned;\n"                               \
-    "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {" w "0, " w "1, " w "2, " w "3}" \
-    ", b, " add ", 1, 1, 0;\nwgmma.commit_group.sync.aligned;\n"
+#define PRODUCT(w, add)                                                                                             \
+    "wgmma.mma_async.sync.aligned.m64n64k16." WGMMA_TYPES " " SUMS_32 ", {" w "0, " w "1, " w "2, " w "3}, b, " add \
+    ", 1, 1, 0;\n"
+#define TWO(widen, v, w, add)                                                                                       \
+    "wgmma.wait_group.sync.aligned 1;\n" widen "wgmma.fence.sync.aligned;\n" PRODUCT(v, add) ADVANCE("b", "2")      \
+    PRODUCT(w, "1") "wgmma.commit_group.sync.aligned;\n"
 #define OPERAND_REGISTERS(w) ".reg .b32 " w "0, " w "1, " w "2, " w "3;\n"
 #define PART(WIDEN)                                                                                                            \
-    asm volatile("{\n.reg .pred add;\n.reg .b16 l, h;\n.reg .b32 v;\n" OPERAND_REGISTERS("x") OPERAND_REGISTERS("y")           \
-                 OPERAND_REGISTERS("z") "setp.ne.b32 add, %41, 0;\n" OPERAND("b", "%40")                                       \
-                 PRODUCT(WIDEN("%32", "%33", "x"), "x", "add") ADVANCE("b", "2")                                               \
-                 PRODUCT(WIDEN("%34", "%35", "y"), "y", "1") ADVANCE("b", "2")                                                 \
-                 PRODUCT(WIDEN("%36", "%37", "z"), "z", "1") ADVANCE("b", "2")                                                 \
-                 PRODUCT(WIDEN("%38", "%39", "x"), "x", "1") "}"                                                               \
+    asm volatile("{\n.reg .pred add;\n.reg .b16 l, h;\n.reg .b32 v;\n" OPERAND_REGISTERS("w") OPERAND_REGISTERS("x")           \
+                 OPERAND_REGISTERS("y") OPERAND_REGISTERS("z") "setp.ne.b32 add, %41, 0;\n" OPERAND("b", "%40")                \
+                 TWO(WIDEN("%32", "%33", "w") WIDEN("%34", "%35", "x"), "w", "x", "add") ADVANCE("b", "2")                     \
+                 TWO(WIDEN("%36", "%37", "y") WIDEN("%38", "%39", "z"), "y", "z", "1") "}"                                     \
                  : IN_OUT_32(d, 0)                                                                                             \
                  : "r"(bytes[0][0]), "r"(bytes[0][1]), "r"(bytes[1][0]), "r"(bytes[1][1]), "r"(bytes[2][0]), "r"(bytes[2][1]), \
                    "r"(bytes[3][0]), "r"(bytes[3][1]), "l"(b), "r"(add)                                                        \
@@ -80,6 +80,7 @@ DEVICE void multiply_part(float (&d)[32], const Bytes& bytes, uint64 b, int add)
 #undef WIDEN_KEYS
 #undef WIDEN_VALUES
 #undef PRODUCT
+#undef TWO
 #undef OPERAND_REGISTERS
 #undef PART
 }

@@ -332,9 +332,9 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
     int turn = 0;  // of two descriptions of a piece
     int base = 0;  // the piece's first tile among the block's
     NO_UNROLL while (true) {
-        copy_wait<0>();
-        if (base == 0) barrier_arrive(meetings.at(ASKED_AT));
-        receive_queries(p, turn, shared);
+        receive_queries(p, turn, shared, [&] {
+            if (base == 0) barrier_arrive(meetings.at(ASKED_AT));
+        });
         const Piece SHARED& piece = piece_of(turn, shared);
         // Before the other side can be done with a piece of one tile, and the adders put another in its place.
         int tiles = from_lane(divide_up(piece.end - piece.token, TILE_TOKENS), 0);
@@ -399,7 +399,7 @@ DEVICE void attend(const DecodeParams& p, int side, unsigned char SHARED* shared
         if (p.lse != 0) self.tell_exact();
         meetings.meet(ADDED_AT, turn);
         bool more = warp_any(piece_of(turn ^ 1, shared).end > 0);
-        if (more) load_queries(p, piece_of(turn ^ 1, shared).seq, shared);
+        if (more) QuerySource(p, piece_of(turn ^ 1, shared).seq, shared).load(shared);
         weigh_rows(p, side, turn, shared);
         side_barrier(side);
         write_half(o, side, turn, shared);
@@ -420,13 +420,17 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     Meetings meetings = {units.barriers};
     units.init(SIDE_WARPS, 1);
-    if (thread_index() == 0) {
-        meetings.init();
+    // Text that is executed once takes some 20 clocks an instruction, so warps share it.
+    int warp = thread_index() / 32;
+    if (warp == THREADS / 32 - 1) meetings.init();
+    if (thread_index() == SIDES * SIDE_THREADS) {
+        prefetch_map(latent);
+        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
+    }
+    if (thread_index() == SIDE_THREADS) {
         int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
         item_of(shared) = quotient(block_index(), row_blocks);
         first_row_of(shared) = (block_index() - item_of(shared) * row_blocks) * BLOCK_ROWS;
-        prefetch_map(latent);
-        if constexpr (ROPE_DIM > 0) prefetch_map(rope);
     }
     if (!p.settled) take_turn();
     // Lengths are looked up once the schedule has told which: by then they are near.

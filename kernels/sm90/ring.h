@@ -76,10 +76,10 @@ struct Boxes {
     int used;               // lanes whose boxes were of tiles before
     int its_page[SHARE], its_entry[SHARE];  // of the boxes that this warp copies of the tile at hand
 
-    /// Of a part, before lengths tell where its first piece is: most often where the part begins.
+    /// Of a part, before lengths tell where its first piece is, most often where the part begins, and perhaps before tables stand.
     DEVICE Boxes(const DecodeParams& p, const Part& part) : shift(highest_bit(smaller(p.page_size & -p.page_size, TILE_TOKENS))) {
         begin_at(part.token & -TILE_TOKENS);
-        page_ahead = look_up(p, part.seq, p.table_width * p.page_size);
+        page_ahead = page_of(p, part.seq, token, p.table_width * p.page_size);
     }
 
     /// Of a tile: one, unless they are small.
@@ -99,9 +99,9 @@ struct Boxes {
         page_ahead = look_up(p, at.seq, at.end);
     }
 
-    /// Sees to it that these are of the part's first piece, now that lengths tell where that is.
-    DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at) {
-        if (at.seq != part.seq) {
+    /// Sees to it that these are of the part's first piece, now that lengths tell where that is, and as tables are if that was `early`.
+    DEVICE void confirm(const DecodeParams& p, const Part& part, const Cursor& at, bool early) {
+        if (early || at.seq != part.seq) {
             if (at.more) begin(p, at);
         } else if (token >= at.end) {
             page_ahead = -1;
@@ -156,12 +156,13 @@ DEVICE void release(uint32 barrier) {
 /// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
 template <typename Turn>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
-                       LoadersTurn own, Turn turn) {
+                       bool due, Turn turn) {
     int warp = LOADERS == 1 ? 0 : warp_of_group();
     Boxes boxes(p, part);
     if (warp == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
-    boxes.confirm(p, part, at);
+    LoadersTurn own(p, due);
+    boxes.confirm(p, part, at, due && own.has_come);
     HalfPlace half = {0, 0};
     NO_UNROLL for (int odd = 0; at.more; odd ^= 1) {
         if (boxes.used_up()) boxes.take(p, at);

@@ -56,14 +56,16 @@ struct Queries {
         }
     }
 
-    /// Asks for the rows of a virtual sequence; those that do not exist become zeros. No products may be reading queries any more.
-    static DEVICE void fetch(const DecodeParams& p, int virtual_seq, int first_row, int side, unsigned char SHARED* staged,
-                             unsigned char SHARED* kept) {
+    /// Where the lane's row of the warp's sixteen begins among the queries, of a virtual sequence; negative if it does not exist.
+    static DEVICE int64 offset(const DecodeParams& p, int virtual_seq, int first_row) {
+        Row row = row_of(p, virtual_seq, first_row + warp_of_group() * 16 + unhoisted(lane_index()) % 16);
+        return row.valid ? row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head : -1;
+    }
+
+    /// Asks for the rows at such offsets; those that do not exist become zeros. No products may be reading queries any more.
+    static DEVICE void fetch(const DecodeParams& p, int64 offset, int side, unsigned char SHARED* staged, unsigned char SHARED* kept) {
         int lane = unhoisted(lane_index());
         int warp_row = warp_of_group() * 16;
-        Row row = row_of(p, virtual_seq, first_row + warp_row + lane % 16);
-        int64 offset = row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        offset = row.valid ? offset : -1;
         int half = side * HALF_UNITS;
         NO_UNROLL for (int i = 0; i < 4; i++) {
             int local = lane / 8 + i * 4;
@@ -399,24 +401,29 @@ struct Side {
     }
 };
 
-/// The pieces of the block's part, by one side.
-DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, unsigned char SHARED* shared,
+/// The pieces of the block's part, by one side, which takes its turn if that is `due`: then schedule and lengths stand.
+DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, bool due, unsigned char SHARED* shared,
                         const Ring& ring) {
     unsigned char SHARED* staged = shared + QUERY_AT;
     Side self = {p, side, shared, ring};
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
-    Piece piece;
-    // The part's first sequence is seldom empty: its queries are asked for before its length has told.
-    NO_UNROLL for (int seq = part.seq;;) {
-        Queries::fetch(p, seq, first_row, side, staged, shared + kept * HALF_BYTES);
-        Cursor first(p, part);
-        piece = Piece(p, first, part, first_row);
-        if (first.more && (ONE_SEQUENCE || first.seq == seq)) break;
+    // Lengths are known before the turn but in a step's first layer. Of a single sequence queries are asked for before its length tells.
+    if constexpr (ONE_SEQUENCE) {
+        if (due) take_turn();
+        Queries::fetch(p, Queries::offset(p, part.seq, first_row), side, staged, shared + kept * HALF_BYTES);
+    }
+    Cursor first(p, part);
+    Piece piece(p, first, part, first_row);
+    if constexpr (!ONE_SEQUENCE) {
+        int64 offset = Queries::offset(p, first.more ? first.seq : 0, first_row);
+        if (due) take_turn();
+        if (first.more) Queries::fetch(p, offset, side, staged, shared + kept * HALF_BYTES);
+    }
+    if (!first.more) {
         copy_wait<0>();
-        if (ONE_SEQUENCE || !first.more) return;
-        seq = first.seq;
+        return;
     }
     if (describes) self.piece(0) = piece;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
@@ -439,7 +446,7 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
         Output output = self.finish(done, base - 1);
         // Both sides are done with the queries: who has seen the last weights knows it of the other.
         bool more = !ONE_PIECE && warp_any(piece.end > 0);
-        if (more) Queries::fetch(p, piece.seq, first_row, side, staged, shared + kept * HALF_BYTES);
+        if (more) Queries::fetch(p, Queries::offset(p, piece.seq, first_row), side, staged, shared + kept * HALF_BYTES);
         output.write(p, done.seq, done.slot, first_row + warp_of_group() * 16, side * HALF);
         if (!more) break;
     }
@@ -455,8 +462,8 @@ DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned cha
     barrier_publish_init();
 }
 
-/// The block's part of the schedule: known before the block's turn, if it has not come, where schedules stand. Where the cache does, too,
-/// the loader does not wait for the turn.
+/// The block's part of the schedule: known before the block's turn, if it has not come, where schedules stand, with all that follows from
+/// it and from lengths. Where the cache stands, too, the loader does not wait for the turn.
 DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared, bool waited) {
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
@@ -464,8 +471,9 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     Part part = {0, 0, 0, 0, 0};
     if (p.settled) part = find_part(p, item);
-    bool early = !waited && p.settled == HISTORY_SETTLED && !part.empty();
-    if (!waited && !early) take_turn();
+    // What is not read before the turn is found before it; of a single sequence that is little, and was slower.
+    bool due = !waited && (ONE_SEQUENCE ? p.settled == HISTORY_SETTLED : p.settled != NONE_SETTLED) && !part.empty();
+    if (!waited && !due) take_turn();
     barrier();
     if (!p.settled) part = find_part(p, item);
     if (part.empty()) return;
@@ -473,16 +481,16 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
         if constexpr (GATHERS) {
-            gather_tiles(p, part, Cursor(p, part), ring, {!early});
+            Cursor at(p, part);
+            gather_tiles(p, part, at, ring, LoadersTurn(p, due));
         } else if (warp_of_group() < LOADERS) {
-            load_tiles(p, part, latent, rope, ring, {!early}, [&](int seq) {
+            load_tiles(p, part, latent, rope, ring, due, [&](int seq) {
                 int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);  // again: registers are few
                 Queries::fetch_near(p, seq, unhoisted(block_index()) % row_blocks * BLOCK_ROWS);
             });
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
-        if (early) take_turn();
-        attend_part(p, item, part, first_row, role - 1, shared, ring.of_operands());
+        attend_part(p, item, part, first_row, role - 1, due, shared, ring.of_operands());
     }
 }

@@ -96,6 +96,11 @@ struct Cursor {
 struct LoadersTurn {
     bool has_come;
 
+    /// Takes it if it is `due`, unless the cache and its tables stand.
+    DEVICE LoadersTurn(const DecodeParams& p, bool due) : has_come(p.settled != HISTORY_SETTLED || !due) {
+        if (due && has_come) take_turn();
+    }
+
     /// Sees to it that the tile at a cursor may be read: it has, or none of its rows are of this step's tokens.
     DEVICE void await(const DecodeParams& p, const Cursor& at) {
         if (has_come || at.token + TILE_TOKENS <= at.end - p.query_len) return;

@@ -72,8 +72,7 @@ DEVICE void load_units(const DecodeParams& p, int item, int loader, int loaders,
     int early = early_page(p, part);
     if (loader == 0) fetch_later_pages(p, part);
     Cursor at(p, part);
-    LoadersTurn own = {p.settled != HISTORY_SETTLED};
-    if (p.settled == LENGTHS_SETTLED) take_turn();
+    LoadersTurn own(p, p.settled);
     int lane = lane_index();
     int rows = box_tokens(p);
     int boxes = TILE_TOKENS / rows;
@@ -133,8 +132,7 @@ DEVICE void gather_units(const DecodeParams& p, int item, const Units& units) {
     Gather rows;
     rows.page_ahead = early_page(p, part);
     Cursor at(p, part);
-    LoadersTurn own = {p.settled != HISTORY_SETTLED};
-    if (p.settled == LENGTHS_SETTLED) take_turn();
+    LoadersTurn own(p, p.settled);
     if (p.settled == LENGTHS_SETTLED || at.seq != part.seq) rows.ask(p, at);
     UnitPlace place = {0, 1};
     NO_UNROLL while (at.more) {

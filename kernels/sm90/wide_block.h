@@ -68,13 +68,12 @@ struct Meetings {
     /// last, in whose place the next ones will be.
     DEVICE uint32 ready(int n) const { return at(READY_AT + n % SIDES * 8); }
 
-    /// To be called by one thread.
+    /// To be called by one warp, a lane for each.
     DEVICE void init() const {
-        for (int side = 0; side < SIDES; side++) barrier_init(ready(side), SIDE_THREADS + ADDERS * 32);
-        barrier_init(at(BEGUN_AT), SIDES * SIDE_THREADS);
-        barrier_init(at(ASKED_AT), SIDES * SIDE_THREADS);
-        barrier_init(at(LIMITED_AT), SIDES * SIDE_THREADS + ADDERS * 32);
-        barrier_init(at(ADDED_AT), SIDES * SIDE_THREADS + ADDERS * 32);
+        static_assert(BEGUN_AT == READY_AT + SIDES * 8 && SHARED_BYTES == READY_AT + (SIDES + 4) * 8, "one behind the other");
+        int lane = lane_index(), place = READY_AT + lane * 8, adders = ADDERS * 32;
+        int threads = lane < SIDES ? SIDE_THREADS + adders : place < LIMITED_AT ? SIDES * SIDE_THREADS : SIDES * SIDE_THREADS + adders;
+        if (place < SHARED_BYTES) barrier_init(at(place), threads);
         barrier_publish_init();
     }
 
@@ -188,39 +187,62 @@ struct QueryWords {
     DEVICE int wanted(int i) const { return quarter * 4 + i; }
 };
 
-/// Asks for the query rows of a virtual sequence, by both sides; those that do not exist become zeros.
-DEVICE void load_queries(const DecodeParams& p, int virtual_seq, unsigned char SHARED* shared) {
-    QueryWords words(shared);
-    Row row = row_of(p, virtual_seq, first_row_of(shared) + words.row);
-    uint64 from = p.q;
-    if (row.valid) from += (row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head) * 2;
-    from += words.quarter * 16;
-    NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++, from += 256) {
-        bool rotary = block == CACHED_UNITS;
-        if (rotary && words.quarter > 1) break;
-        UNROLL for (int share = 0; share < 4; share++) {
-            copy16_async_at(shared_address(words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES),
-                            from + share * (rotary ? 32 : 64), row.valid);
+/// Where a thread's words of the query rows of a virtual sequence lie, which may be found before its turn.
+struct QuerySource {
+    uint64 from;
+    bool valid;  // rows that do not exist become zeros
+
+    DEVICE QuerySource(const DecodeParams& p, int virtual_seq, unsigned char SHARED* shared) {
+        QueryWords words(shared);
+        Row row = row_of(p, virtual_seq, first_row_of(shared) + words.row);
+        valid = row.valid;
+        from = p.q + words.quarter * 16;
+        if (valid) from += (row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head) * 2;
+    }
+
+    /// Asks for them, by both sides. Each block is waited for by itself.
+    DEVICE void load(unsigned char SHARED* shared) const {
+        QueryWords words(shared);
+        uint64 at = from;
+        NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++, at += 256) {
+            bool rotary = block == CACHED_UNITS;
+            if (!rotary || words.quarter < 2) {
+                UNROLL for (int share = 0; share < 4; share++) {
+                    copy16_async_at(shared_address(words.place(words.loaded(share, rotary)) + block * QueryWords::BLOCK_BYTES),
+                                    at + share * (rotary ? 32 : 64), valid);
+                }
+            }
+            copy_commit();
         }
     }
-    copy_commit();
+};
+
+/// Waits for `block` and those after it, of which each is looked at as it comes: the largest pair of sizes.
+template <int block>
+DEVICE void measure_blocks(const QueryWords& words, uint32& largest) {
+    copy_wait<QueryWords::BLOCKS - 1 - block>();
+    if (block < CACHED_UNITS || words.quarter < 2) {  // what another thread asked for may not be there
+        UNROLL for (int share = 0; share < 4; share++) {
+            uint32 raw[4];
+            load_words(raw, words.place(words.loaded(share, block == CACHED_UNITS)) + block * QueryWords::BLOCK_BYTES);
+            UNROLL for (int i = 0; i < 4; i++) largest = larger_pair(largest, raw[i] & 0x7fff7fffu);
+        }
+    }
+    if constexpr (block + 1 < QueryWords::BLOCKS) measure_blocks<block + 1>(words, largest);
 }
 
-/// Makes f16 of them, by both sides, in the order in which keys are read.
-DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared) {
+/// Waits for them, says so by `come`, and makes f16 of them, by both sides, in the order in which keys are read.
+template <typename Come>
+DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARED* shared, Come come) {
     QueryWords words(shared);
     uint32 largest = 0;
+    measure_blocks<0>(words, largest);
+    come();
     auto load = [&](uint32 (&raw)[4][4], int block) {
         UNROLL for (int share = 0; share < 4; share++) {
             load_words(raw[share], words.place(words.loaded(share, block == CACHED_UNITS)) + block * QueryWords::BLOCK_BYTES);
         }
     };
-    NO_UNROLL for (int block = 0; block < QueryWords::BLOCKS; block++) {
-        if (block == CACHED_UNITS && words.quarter > 1) break;  // what another thread asked for may not be there
-        uint32 raw[4][4];
-        load(raw, block);
-        UNROLL for (int i = 0; i < 16; i++) largest = larger_pair(largest, raw[i / 4][i % 4] & 0x7fff7fffu);
-    }
     UNROLL for (int mask = 8; mask < 32; mask *= 2) largest = larger_pair(largest, shuffle_xor(largest, mask));
     float low, high;
     unpack(largest, low, high);
@@ -259,16 +281,17 @@ DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared) {
     NO_UNROLL for (int look = p.settled ? 1 : 0; look < 2; look++) {
         if (look) {
             Cursor at(p, part);
-            if (p.settled) take_turn();
             seq = first = at.seq;
             token = at.token;
             split = at.split;
             end = at.more ? at.end : 0;
-            if (!at.more) break;
         }
-        if (seq == asked || seq >= p.batch * num_groups(p)) continue;
+        bool asks = seq != asked && seq < p.batch * num_groups(p) && (!look || end > 0);
+        QuerySource source(p, asks ? seq : 0, shared);
+        if (look && p.settled) take_turn();
+        if (!asks) continue;
         copy_wait<0>();
-        load_queries(p, seq, shared);
+        source.load(shared);
         asked = seq;
     }
     if (thread_index() == 0) piece_of(0, shared) = {first, token, end, first == part.seq ? part.token : 0, split};
