@@ -14,20 +14,35 @@
 // A query row's maximum is raised only when a logit exceeds it by LAZY_MAX, which warps need not tell each other before: the
 // barrier after the weights says whether any logit did, and then they are computed again.
 
-/// Asks for the query rows of a virtual sequence, by one warpgroup; those that do not exist become zeros.
-DEVICE void load_queries(const DecodeParams& p, int virtual_seq, int first_row, unsigned char SHARED* shared) {
-    int chunk = unhoisted(thread_index()) % 8;
-    NO_UNROLL for (int local = thread_index() % GROUP_THREADS / 8; local < ROWS; local += GROUP_THREADS / 8) {
-        Row row = row_of(p, virtual_seq, first_row + local);
-        const uint16 GLOBAL* from = global_pointer<const uint16>(p.q) + chunk * 8;
-        if (row.valid) from += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
-        UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
-            copy16_async(shared + QUERY_AT + unit * QUERY_UNIT_BYTES + local * 128 + (chunk ^ local % 8) * 16,
-                         from + unit * UNIT_COLUMNS, row.valid);
+/// Where a thread's words of the query rows of a virtual sequence lie, which may be found before its turn.
+struct QuerySource {
+    static constexpr int STEP = GROUP_THREADS / 8;  // rows at a time
+    const uint16 GLOBAL* from[ROWS / STEP];
+    bool valid[ROWS / STEP];  // rows that do not exist become zeros
+
+    DEVICE QuerySource(const DecodeParams& p, int virtual_seq, int first_row) {
+        int thread = unhoisted(thread_index());
+        UNROLL for (int i = 0; i < ROWS / STEP; i++) {
+            Row row = row_of(p, virtual_seq, first_row + thread % GROUP_THREADS / 8 + i * STEP);
+            from[i] = global_pointer<const uint16>(p.q) + thread % 8 * 8;
+            valid[i] = row.valid;
+            if (row.valid) from[i] += row.seq * p.q_stride_batch + row.token * p.q_stride_token + row.head * p.q_stride_head;
         }
     }
-    copy_commit();
-}
+
+    /// Asks for them, by one warpgroup.
+    DEVICE void load(unsigned char SHARED* shared) const {
+        int thread = unhoisted(thread_index());
+        int row = thread % GROUP_THREADS / 8;
+        unsigned char SHARED* to = shared + QUERY_AT + row * 128 + (thread % 8 ^ row % 8) * 16;
+        UNROLL for (int i = 0; i < ROWS / STEP; i++) {
+            UNROLL for (int unit = 0; unit < QUERY_UNITS; unit++) {
+                copy16_async(to + unit * QUERY_UNIT_BYTES + i * STEP * 128, from[i] + unit * UNIT_COLUMNS, valid[i]);
+            }
+        }
+        copy_commit();
+    }
+};
 
 /// Waits for them, by the same warpgroup. For an fp8 cache they become f16 in the order in which keys are read; every thread begins
 /// with the words that it loaded itself, and the eight that share a row are of one warp.
@@ -272,15 +287,12 @@ DEVICE void multiply_values(Sums& o, uint32 weights, UnitPlace place, const Unit
 /// A warpgroup: every second tile of each piece.
 DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, unsigned char SHARED* shared, const Units& units) {
     Part part = find_part(p, item);
-    // Queries are asked for before the loaders fill the memory's queues.
-    auto ask = [&] { if (group == FIRST_AHEAD && part.seq < p.batch * num_groups(p)) load_queries(p, part.seq, first_row, shared); };
-    if (!p.settled) ask();
     Cursor at(p, part);
-    if (p.settled) {
-        take_turn();
-        ask();
-    }
+    QuerySource source(p, at.more ? at.seq : 0, first_row);
+    if (p.settled) take_turn();
     if (!warp_any(at.more)) return;
+    // Queries are asked for before the loaders fill the memory's queues.
+    if (group == FIRST_AHEAD) source.load(shared);
     int lane = lane_index();
     uint32 queries = units.base + QUERY_AT;
     // Chosen, not computed: the compiler then keeps operands in registers of the whole warp.
@@ -291,10 +303,6 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     UnitPlace piece = {0, 0};
     Softmax softmax;
     softmax.begin = at.seq == part.seq ? part.token : 0;
-    if (group == ahead && at.seq != part.seq) {  // the part's first sequence is empty
-        copy_wait<0>();
-        load_queries(p, at.seq, first_row, shared);
-    }
     NO_UNROLL while (true) {
         if (group == ahead) {
             Softmax::describe(p, item, at, first_row, turn, shared);
@@ -361,7 +369,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
         at.token += (tiles - 1) * TILE_TOKENS;
         at.advance(p, part);
         bool more = warp_any(at.more);
-        if (more && group == ahead) load_queries(p, at.seq, first_row, shared);
+        if (more && group == ahead) QuerySource(p, at.seq, first_row).load(shared);
         weigh_groups(p, group, turn, shared);
         group_barrier(group);
         // The other's last tile is the piece's last or the one before that.
