@@ -409,22 +409,12 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
-    // Lengths are known before the turn but in a step's first layer. Of a single sequence queries are asked for before its length tells.
-    if constexpr (ONE_SEQUENCE) {
-        if (due) take_turn();
-        Queries::fetch(p, Queries::offset(p, part.seq, first_row), side, staged, shared + kept * HALF_BYTES);
-    }
     Cursor first(p, part);
     Piece piece(p, first, part, first_row);
-    if constexpr (!ONE_SEQUENCE) {
-        int64 offset = Queries::offset(p, first.more ? first.seq : 0, first_row);
-        if (due) take_turn();
-        if (first.more) Queries::fetch(p, offset, side, staged, shared + kept * HALF_BYTES);
-    }
-    if (!first.more) {
-        copy_wait<0>();
-        return;
-    }
+    int64 offset = Queries::offset(p, first.more ? first.seq : 0, first_row);
+    if (due) take_turn();
+    if (!first.more) return;
+    Queries::fetch(p, offset, side, staged, shared + kept * HALF_BYTES);
     if (describes) self.piece(0) = piece;
     NO_UNROLL for (int turn = 0;; turn ^= 1) {
         if constexpr (!ONE_PIECE) {  // while the queries come, what is next is looked up
@@ -471,8 +461,8 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
     Part part = {0, 0, 0, 0, 0};
     if (p.settled) part = find_part(p, item);
-    // What is not read before the turn is found before it; of a single sequence that is little, and was slower.
-    bool due = !waited && (ONE_SEQUENCE ? p.settled == HISTORY_SETTLED : p.settled != NONE_SETTLED) && !part.empty();
+    // What is not read before the turn is found before it.
+    bool due = !waited && p.settled && !part.empty();
     if (!waited && !due) take_turn();
     barrier();
     if (!p.settled) part = find_part(p, item);
