@@ -71,6 +71,7 @@ tests() { emulated "$@" --test-threads=1; }
 # of queries.
 EARLY_READS=(
   'stream.h:s/at\.end - p\.query_len/at.end/'
+  'stream.h:s/if (due \&\& has_come) take_turn();//'
   'rows_block.h:s/if (due) take_turn();//'
   'wide_block.h:s/if (look && p\.settled) take_turn();//'
   'mla_decode_split_keys.cu:s/if (p\.settled) take_turn();//'

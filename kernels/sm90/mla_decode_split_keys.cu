@@ -291,7 +291,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     QuerySource source(p, at.more ? at.seq : 0, first_row);
     if (p.settled) take_turn();
     if (!warp_any(at.more)) return;
-    // Queries are asked for before the loaders fill the memory's queues.
+    // As early as may be: what is asked for after tiles waits behind them.
     if (group == FIRST_AHEAD) source.load(shared);
     int lane = lane_index();
     uint32 queries = units.base + QUERY_AT;

@@ -79,7 +79,7 @@ struct Boxes {
     /// Of a part, before lengths tell where its first piece is, most often where the part begins, and perhaps before tables stand.
     DEVICE Boxes(const DecodeParams& p, const Part& part) : shift(highest_bit(smaller(p.page_size & -p.page_size, TILE_TOKENS))) {
         begin_at(part.token & -TILE_TOKENS);
-        page_ahead = page_of(p, part.seq, token, p.table_width * p.page_size);
+        page_ahead = column_of(p, token) < p.table_width ? load_now(page_entry(p, part.seq, token)) : -1;
     }
 
     /// Of a tile: one, unless they are small.
@@ -153,10 +153,10 @@ DEVICE void release(uint32 barrier) {
     if (RELEASES > 1 || lane_index() == 0) barrier_arrive(barrier);
 }
 
-/// The loader: one warp keeps the ring filled. `turn` is told when a tile of another sequence is next.
-template <typename Turn>
+/// The loader: its warps keep the ring filled. It takes its turn if that is `due`. `ahead` is told when a tile of another sequence is next.
+template <typename Ahead>
 DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
-                       bool due, Turn turn) {
+                       bool due, Ahead ahead) {
     int warp = LOADERS == 1 ? 0 : warp_of_group();
     Boxes boxes(p, part);
     if (warp == 0) fetch_later_pages(p, part);
@@ -189,7 +189,7 @@ DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap&
         boxes.advance();
         if (!ONE_PIECE && at.more && at.seq != seq) {
             boxes.begin(p, at);
-            if (warp == 0) turn(at.seq);
+            if (warp == 0) ahead(at.seq);
         }
     }
 }

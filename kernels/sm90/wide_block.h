@@ -271,11 +271,12 @@ DEVICE void receive_queries(const DecodeParams& p, int turn, unsigned char SHARE
     publish_to_async();
 }
 
-/// Asks for the queries of the part's first piece, and says which that is. To be followed by a meeting.
+/// Asks for the queries of the part's first piece, and says which that is; takes the turn if the schedule stands. To be followed by a
+/// meeting.
 DEVICE void begin_part(const DecodeParams& p, unsigned char SHARED* shared) {
     Part part = find_part(p, item_of(shared));
-    // Queries are asked for before the loaders fill the memory's queues, and before it is known whether the part's first sequence is
-    // empty, which is seldom.
+    // As early as may be: the loaders stop at the first tile until they have come. In a step's first layer that is before it is known
+    // whether the part's first sequence is empty, which is seldom.
     int seq = part.seq, asked = -1;
     int first = -1, end = 0, split = 0, token = 0;
     NO_UNROLL for (int look = p.settled ? 1 : 0; look < 2; look++) {
