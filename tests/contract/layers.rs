@@ -74,8 +74,8 @@ impl<B: GraphBackend> Layer<B> {
 
 /// Where the caller promises that older rows are final, kernels may copy these while the layer before runs, but no row that
 /// the step itself writes: of those each layer's are poison until just before it. Nor may they read queries, which are the
-/// layer's before until then. Without that promise they may read no row of the cache. Lengths end at, before and after the edges of tiles. Planned for long sequences, so that
-/// Hopper's forms that do so serve them, by boxes and row by row.
+/// layer's before until then. Without that promise they may read no row of the cache. Lengths end at, before and after the
+/// edges of tiles. Planned for long sequences, so that Hopper's forms that do so serve them, by boxes and row by row.
 pub(crate) fn rows_of_the_step_are_read_in_their_turn<B: GraphBackend>(backend: &B, dtype: DType) {
     let fp8 = DType::Fp8E4m3;
     let keys_and_rows =
