@@ -59,42 +59,52 @@ DEVICE void add_columns(float (&sum)[LANE_COLUMNS], float weight, const Word4& w
     }
 }
 
-/// What a block merges: one of `count` equal shares of a sequence whose partial results lie in `slots`, if it has any.
+/// What a block merges: one of `count` equal shares of a sequence whose partial results lie in `slots`, if it has any. Their words have
+/// columns in an `order`.
 struct Share {
     int virtual_seq, index, count;
     Slots slots;
+    int order;
+
+    /// The first pair of columns of the word `at` of a row; each next one is `pair_stride` further on.
+    DEVICE int first_pair(int at) const {
+        if (order == IN_ORDER) return at * 4;
+        return at / 32 * 128 + at % 32;
+    }
+    DEVICE int pair_stride() const { return order == IN_ORDER ? 1 : 32; }
 };
 
+/// Found while the last blocks of stage 1 work, or else waited for: little is computed, and at once.
 DEVICE Share share_of(const DecodeParams& p) {
-    int tokens = p.schedule_kind >= OWN ? few_tokens_now(p) : 0;
-    bool own = p.schedule_kind >= OWN && are_few(p, tokens);
-    bool balanced = p.schedule_kind == BALANCED || (p.schedule_kind == EITHER && !own);
-    int items = balanced ? p.num_parts : p.batch * num_groups(p);
-    int blocks = quotient(own ? p.few_blocks : grid_blocks(), items);  // of a part, of a sequence
-    int item = quotient(block_index(), blocks);
-    int index = block_index() - item * blocks;
-    if (item >= items) return {0, 0, 0, {0, 0}};
-    if (balanced) {
-        const int GLOBAL* part = schedule_of(p).parts + item * PART_WORDS;
-        Word4 ends = *(const Word4 GLOBAL*)part;
-        int split = part[4];
-        // A part within a sequence merges that one, another the one that ends within it.
-        int seq = (int)(split > 0 || ends.w == 0 ? ends.x : ends.z);
-        if ((split == 0 && ends.w == 0) || part[MERGES_WORD]) return {seq, 0, 0, {0, 0}};
-        Slots slots = balanced_slots(p, seq);
-        // Whose first piece lies in a part that merges another one has a part less.
-        int less = split > 0 && part[4 - split * PART_WORDS] > 0;
-        return {seq, (split - less) * blocks + index, (slots.count - less) * blocks, slots};
+    int block = block_index();
+    if (p.schedule_kind >= OWN) {
+        int tokens = few_tokens_now(p);
+        if (are_few(p, tokens)) {
+            bool one = p.schedule_kind == EITHER;
+            int blocks = one ? p.few_blocks : p.share_blocks;
+            int seq = one ? block >= blocks : quotient_by(block, blocks, p.share_inverse);
+            if (seq >= p.batch * num_groups(p)) return {0, 0, 0, {0, 0}, IN_ORDER};
+            return {seq, block - seq * blocks, blocks, own_slots(p, tokens, seq), IN_ORDER};
+        }
     }
-    if (own) return {item, index, blocks, own_slots(p, tokens, item)};
-    if (extent(p, item) == 0) return {item, 0, 0, {0, 0}};
-    return {item, index, blocks, slots_of(p, item)};
+    int blocks = p.share_blocks, item = quotient_by(block, blocks, p.share_inverse);
+    int index = block - item * blocks;
+    if (p.schedule_kind == EVEN || p.schedule_kind == CHUNKED) {
+        if (item >= p.batch * num_groups(p) || extent(p, item) == 0) return {0, 0, 0, {0, 0}, p.partial_order};
+        return {item, index, blocks, slots_of(p, item), p.partial_order};
+    }
+    if (item >= p.num_parts) return {0, 0, 0, {0, 0}, p.partial_order};
+    const int GLOBAL* part = schedule_of(p).parts + (int64)item * PART_WORDS;
+    Word2 share = *(const Word2 GLOBAL*)(part + SHARE_WORD);
+    Word4 merged = *(const Word4 GLOBAL*)(part + MERGED_WORD);
+    Slots slots = {(int)merged.y, (int)merged.z};
+    return {(int)merged.x, (int)share.x * blocks + index, (int)share.y * blocks, slots, p.partial_order};
 }
 
-/// Clears the rows of empty sequences, each by a block: by the last ones, which have least to merge.
+/// Clears the rows of empty sequences, each by a block: by the first ones, which begin first.
 DEVICE void clear_empty(const DecodeParams& p) {
     int row_words = p.kv_lora_rank / 4;
-    NO_UNROLL for (int seq = grid_blocks() - 1 - block_index(); seq < p.batch * num_groups(p); seq += grid_blocks()) {
+    NO_UNROLL for (int seq = block_index(); seq < p.batch * num_groups(p); seq += grid_blocks()) {
         if (extent(p, seq) > 0) continue;
         NO_UNROLL for (int at = thread_index(); at < group_rows(p) * row_words; at += THREADS) {
             Row row = row_of(p, seq, quotient(at, row_words));
@@ -159,9 +169,13 @@ DEVICE void merge_few(const DecodeParams& p, const Share& share, const Area& are
             if (!row.valid || r + i * teams >= area.end_row) continue;
             if (column == 0) write_total(p, row, total);
             float factor = scale_of(p, total);
-            uint16 GLOBAL* to = output_row(p, row) + column;
-            UNROLL for (int c = 0; c < LANE_COLUMNS; c += 4) {
-                *(Word2 GLOBAL*)(to + c) = {pack(sum[c] * factor, sum[c + 1] * factor), pack(sum[c + 2] * factor, sum[c + 3] * factor)};
+            uint32 pairs[LANE_COLUMNS / 2];
+            UNROLL for (int c = 0; c < LANE_COLUMNS / 2; c++) pairs[c] = pack(sum[2 * c] * factor, sum[2 * c + 1] * factor);
+            uint32 GLOBAL* to = (uint32 GLOBAL*)output_row(p, row) + share.first_pair(column / LANE_COLUMNS);
+            if (share.order == IN_ORDER) {
+                UNROLL for (int c = 0; c < LANE_COLUMNS / 2; c += 2) *(Word2 GLOBAL*)(to + c) = {pairs[c], pairs[c + 1]};
+            } else {
+                UNROLL for (int c = 0; c < LANE_COLUMNS / 2; c++) to[c * share.pair_stride()] = pairs[c];
             }
         }
     }
@@ -203,9 +217,9 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
     bool chunked = p.schedule_kind == CHUNKED;
     int most = chunked ? THREADS * LANE_COLUMNS / p.kv_lora_rank : teams;
     int rows = chunked ? most : end_row - first_row;
-    int spread = 1;
-    while (spread < most && (spread * IN_FLIGHT < share.slots.count || most / spread > rows)) spread *= 2;
-    int log_spread = highest_bit(spread);
+    int log_spread = 0;
+    while (1 << log_spread < most && (IN_FLIGHT << log_spread < share.slots.count || most >> log_spread > rows)) log_spread++;
+    int spread = 1 << log_spread;
     NO_UNROLL for (int r = first_row; r < end_row; r += teams >> log_spread) {
         int at = r + (team >> log_spread);
         int64 first_slot_row = share.slots.begin * group + smaller(at, end_row - 1);
@@ -241,6 +255,7 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
         float factor = scale_of(p, total);
         Row row = row_of(p, share.virtual_seq, at);
         bool writes = at < end_row && row.valid;
+        uint32 GLOBAL* to = (uint32 GLOBAL*)output_row(p, row);
         if (writes && column == 0 && first == 0) write_total(p, row, total);
         UNROLL for (int i = 0; i < LANE_COLUMNS; i += 4) {
             *(Float4 SHARED*)(sums + thread_index() * LANE_COLUMNS + i) = {sum[i], sum[i + 1], sum[i + 2], sum[i + 3]};
@@ -257,7 +272,8 @@ KERNEL_OF(THREADS, 3) mla_decode_reduce(const DecodeParams p) {
                 low += bits_float(part.x);
                 high += bits_float(part.y);
             }
-            if (writes) *(uint32 GLOBAL*)(output_row(p, row) + area.first_column + pair * 2) = pack(low * factor, high * factor);
+            int its_pair = share.first_pair(area.first_column / LANE_COLUMNS + pair / 4) + pair % 4 * share.pair_stride();
+            if (writes) to[its_pair] = pack(low * factor, high * factor);
         }
         if (r + (teams >> log_spread) < end_row) barrier();
     }

@@ -107,6 +107,25 @@ DEVICE void write_boundary(const DecodeParams& p, int GLOBAL* parts, int64 at, i
     }
 }
 
+/// Writes the words of a part that follow from others, once those and the slots are there.
+DEVICE void derive(const DecodeParams& p, const int GLOBAL* slot_begin, int virtual_seqs, int GLOBAL* parts, int at, bool merges) {
+    int GLOBAL* part = parts + (int64)at * PART_WORDS;
+    int first = part[0], split = part[4];
+    auto slots = [&](int seq) { return seq < virtual_seqs ? slot_begin[seq + 1] - slot_begin[seq] : 0; };
+    auto begin = [&](int seq) { return seq < virtual_seqs ? slot_begin[seq] : 0; };
+    bool any = !merges && (split > 0 || part[3] != 0);
+    int merged = split > 0 ? first : part[2];
+    int less = any && split > 0 && parts[(int64)(at - split) * PART_WORDS + 4] > 0;
+    part[FIRST_WORD] = begin(first);
+    part[FIRST_WORD + 1] = slots(first);
+    part[SHARE_WORD] = any ? split - less : 0;
+    part[SHARE_WORD + 1] = any ? slots(merged) - less : 0;
+    part[MERGED_WORD] = any ? merged : 0;
+    part[MERGED_WORD + 1] = any ? begin(merged) : 0;
+    part[MERGED_WORD + 2] = any ? slots(merged) : 0;
+    part[LENGTH_WORD] = first < virtual_seqs ? sequence_length(p, seq_of(p, first)) : 0;
+}
+
 KERNEL(THREADS) mla_plan(const DecodeParams p) {
     SHARED_ARRAY(int64, wave_value, WAVES);
     SHARED_ARRAY(int64, begins, THREADS);
@@ -194,4 +213,6 @@ KERNEL(THREADS) mla_plan(const DecodeParams p) {
     }
     if (thread == 0) slot_begin[0] = 0;
     for (int64 i = scheduled + 1 + thread; i < parts_offset; i += THREADS) slot_begin[i] = 0;
+    barrier();
+    for (int at = thread; at < p.num_parts; at += THREADS) derive(p, slot_begin, virtual_seqs, parts, at, merges);
 }

@@ -9,9 +9,10 @@ struct DecodeParams {
     int schedule_kind, num_kv_splits, split_tokens, num_parts, tile_tokens;
     float sm_scale, softcap, kv_scale;
     int fixed_cost, num_groups, few_parts, few_unit, few_tokens, few_blocks, settled, merged_pieces;
-    uint32 groups_inverse, heads_inverse, page_inverse;
+    int partial_order, share_blocks;
+    uint32 groups_inverse, heads_inverse, page_inverse, share_inverse, reserved;
 };
-static_assert(sizeof(DecodeParams) == 304, "as in params.rs");
+static_assert(sizeof(DecodeParams) == 320, "as in params.rs");
 
 struct CacheWriteParams {
     uint64 kv_c, k_pe, slot_mapping, kv, k_rope;
@@ -53,6 +54,9 @@ static_assert(sizeof(ProbeParams) == 32, "as in params.rs");
 
 /// Values of `DecodeParams::schedule_kind`.
 enum ScheduleKind { BALANCED = 0, EVEN = 1, CHUNKED = 2, OWN = 3, EITHER = 4 };
+
+/// Values of `DecodeParams::partial_order`.
+enum PartialOrder { IN_ORDER = 0, DEALT_PAIRS = 1 };
 
 /// Values of the `layout` fields.
 enum CacheLayout { PLAIN = 0, FP8_DS_MLA = 1 };

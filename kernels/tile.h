@@ -179,14 +179,18 @@ DEVICE int extent(const DecodeParams& p, int virtual_seq) {
     return visible_tokens(p, sequence_length(p, seq), last_token(p, virtual_seq));
 }
 
-/// The balanced schedule: slot offsets, then parts of eight words.
+/// The balanced schedule: slot offsets, then parts, whose words `balance` of src/plan/balance.rs describes.
 struct Schedule {
     const int GLOBAL* slot_begin;
     const int GLOBAL* parts;
 };
-constexpr int PART_WORDS = 8;
+constexpr int PART_WORDS = 16;
 constexpr int ARRIVAL_WORD = 5;  // of a part, and the one after it: zero between layers
 constexpr int MERGES_WORD = 7;   // of a part: whether stage 1 merges the pieces of sequences
+constexpr int FIRST_WORD = 8;    // of a part: where the slots of its first sequence begin, and how many there are
+constexpr int SHARE_WORD = 10;   // of a part: which share stage 2 merges for it, of how many
+constexpr int MERGED_WORD = 12;  // of a part: of which sequence, where its slots begin, and how many there are
+constexpr int LENGTH_WORD = 15;  // of a part: tokens of its first sequence
 
 /// Whether there is one: of a step of either kind, where blocks do not cut pieces themselves.
 DEVICE bool is_balanced(const DecodeParams& p) {

@@ -26,6 +26,7 @@ pub use gpu::{Gpu, GpuBuffer, GpuGraph, GpuKernel, GpuStream};
 
 use crate::error::Result;
 use crate::graph::{DriverRule, GraphSupport};
+use crate::kernel::params::PartialOrder;
 use crate::kernel::{Launch, Params, Variant};
 use crate::tensor::DType;
 
@@ -110,6 +111,8 @@ pub struct DecodeKernels {
     pub merged_pieces: i32,
     /// Element type of the partial outputs of pieces.
     pub partial_dtype: DType,
+    /// How stage 1 orders their columns, but for pieces that its blocks find by themselves, which are in order.
+    pub partial_order: PartialOrder,
     /// Blocks of stage 2 that are worth having: fewer leave the device idle, more cost more to start than they win.
     pub reduce_blocks: usize,
     /// Rows of queries and cache begin on multiples of this many bytes, rows of outputs on multiples of half as many.

@@ -8,7 +8,7 @@
 
 mod balance;
 
-pub use self::balance::{BalanceShape, PART_WORDS, SNAP_TILES, balance, parts_offset};
+pub use self::balance::{BalanceShape, LENGTH_WORD, PART_WORDS, SNAP_TILES, balance, parts_offset};
 
 use crate::backend::{DecodeKernels, DeviceInfo, FewTokens};
 use crate::error::{Error, Result};
@@ -174,6 +174,15 @@ fn reduce_columns(splits: usize) -> usize {
 }
 
 impl DecodePlan {
+    /// Blocks of stage 2 for each part of a balanced schedule, or else each virtual sequence.
+    pub(crate) fn share_blocks(&self) -> usize {
+        let items = match self.schedule {
+            ScheduleKind::Balanced | ScheduleKind::Either => self.num_parts,
+            ScheduleKind::Own | ScheduleKind::Even | ScheduleKind::Chunked => self.shape.batch * self.num_groups,
+        };
+        self.reduce_blocks / items.max(1)
+    }
+
     /// Plans a step for the kernels chosen for it.
     ///
     /// # Errors
@@ -306,6 +315,7 @@ impl DecodePlan {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel::params::PartialOrder;
 
     #[test]
     fn sizes_that_overflow_are_refused_by_name() {
@@ -353,6 +363,7 @@ mod tests {
             short_seq_len: None,
             merged_pieces: 0,
             partial_dtype: crate::DType::BF16,
+            partial_order: PartialOrder::InOrder,
             reduce_blocks: 264,
             row_alignment: 16,
             max_query_len: 1,

@@ -73,7 +73,7 @@ struct Gather {
             }
             UNROLL for (int pass = 0; pass < PASSES; pass++) {
                 UNROLL for (int i = 0; i < count; i++) {
-                    copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from[pass] + i * 128, valid[pass]);
+                    copy16_gathered<ONCE>(unit[i] + pass * STEP * 128, from[pass] + i * 128, valid[pass]);
                 }
             }
         }
@@ -95,7 +95,7 @@ struct Gather {
             uint64 from = from_lane_of_8(rows, pass);
             bool valid = from != 0 && chunk * 16 < width;
             from += begin + chunk * 16;
-            UNROLL for (int i = 0; i < count; i++) copy16_async_at<ONCE>(unit[i] + pass * STEP * 128, from + i * 128, valid);
+            UNROLL for (int i = 0; i < count; i++) copy16_gathered<ONCE>(unit[i] + pass * STEP * 128, from + i * 128, valid);
         }
     }
 

@@ -96,14 +96,14 @@ struct Softmax {
     const float SHARED* query_scales;          // of queries that were scaled to fit f16
 
     /// Writes what all threads need to know of a piece, by one warpgroup. To be followed by a barrier, and `begin_piece`.
-    static DEVICE void describe(const DecodeParams& p, int item, const Cursor& at, int first_row, int turn,
+    static DEVICE void describe(const DecodeParams& p, int item, const Part& part, const Cursor& at, int first_row, int turn,
                                 unsigned char SHARED* shared) {
         int local = thread_index() % GROUP_THREADS;
         if (local >= ROWS) return;
         int row = first_row + local;
         Row of = row_of(p, at.seq, row);
-        int visible = visible_tokens(p, sequence_length(p, of.seq), of.token);
-        Slots slots = slots_of(p, at.seq);
+        int visible = visible_tokens(p, at.length, of.token);
+        Slots slots = at.slots(p, part);
         int64 slot = slots.count == 0 ? -1 : slots.begin + at.split;
         ((int SHARED*)(shared + LIMIT_AT))[turn * ROWS + local] = of.valid ? smaller(visible, at.end) : 0;
         // The pieces of a sequence lie in parts that follow each other; the first of those has the counters.
@@ -305,7 +305,7 @@ DEVICE void attend(const DecodeParams& p, int item, int first_row, int group, un
     softmax.begin = at.seq == part.seq ? part.token : 0;
     NO_UNROLL while (true) {
         if (group == ahead) {
-            Softmax::describe(p, item, at, first_row, turn, shared);
+            Softmax::describe(p, item, part, at, first_row, turn, shared);
             receive_queries(shared);
         }
         pair_barrier();

@@ -8,6 +8,6 @@ KERNEL_ONE_BLOCK(THREADS)
 mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__ TensorMap latent,
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
-    if (thread_index() == 0) prepare(latent, rope, shared);
+    if (thread_index() == PREPARING_WARP * WAVE) prepare(latent, rope, shared);
     serve(p, latent, rope, shared, false);
 }

@@ -62,6 +62,27 @@ struct Ring {
     }
 };
 
+/// The warp of the loaders' group that prepares the block, and tells the sides and the loaders, which wait in places of their own: by then
+/// all have found what follows from schedule and lengths. The kernel of two forms has met before.
+constexpr int PREPARING_WARP = 3;
+constexpr int SIDES_PREPARED = 4, LOADERS_PREPARED = 5;  // named barriers
+constexpr int SIDES_THREADS = 256;
+constexpr int WAITING_LOADERS = GATHERS || SMALL_BOXES ? PREPARING_WARP : 1;
+DEVICE void tell_prepared() {
+    if constexpr (ONE_PIECE) return;
+    warp_barrier();
+    named_barrier_arrive(SIDES_PREPARED, WAVE + SIDES_THREADS);
+    named_barrier_arrive(LOADERS_PREPARED, WAVE + WAITING_LOADERS * WAVE);
+}
+DEVICE void await_prepared(bool loads) {
+    if constexpr (ONE_PIECE) return;
+    if (!loads) {
+        named_barrier(SIDES_PREPARED, WAVE + SIDES_THREADS);
+    } else if (warp_of_group() < WAITING_LOADERS) {
+        named_barrier(LOADERS_PREPARED, WAVE + WAITING_LOADERS * WAVE);
+    }
+}
+
 /// Warps that copy boxes, every so manieth of a tile each: one issues large ones fast enough.
 constexpr int LOADERS = SMALL_BOXES ? 4 : 1;
 /// Most boxes of a tile that one of them copies: those of 8 tokens are the smallest.
@@ -153,14 +174,15 @@ DEVICE void release(uint32 barrier) {
     if (RELEASES > 1 || lane_index() == 0) barrier_arrive(barrier);
 }
 
-/// The loader: its warps keep the ring filled. It takes its turn if that is `due`. `ahead` is told when a tile of another sequence is next.
+/// The loader: its warps keep the ring filled, once the block is prepared. It takes its turn if that is `due`. `ahead` is told when a
+/// tile of another sequence is next.
 template <typename Ahead>
-DEVICE void load_tiles(const DecodeParams& p, const Part& part, const TensorMap& latent, const TensorMap& rope, const Ring& ring,
-                       bool due, Ahead ahead) {
+DEVICE void load_tiles(const DecodeParams& p, const Part& part, Cursor at, const TensorMap& latent, const TensorMap& rope,
+                       const Ring& ring, bool due, Ahead ahead) {
     int warp = LOADERS == 1 ? 0 : warp_of_group();
     Boxes boxes(p, part);
     if (warp == 0) fetch_later_pages(p, part);
-    Cursor at(p, part);
+    await_prepared(true);
     LoadersTurn own(p, due);
     boxes.confirm(p, part, at, due && own.has_come);
     HalfPlace half = {0, 0};

@@ -19,7 +19,6 @@ constexpr int SIDE_WARPS = 4;
 // Of a query row the first unit of each half and the rotary one are held in registers, the others in shared memory.
 constexpr int HELD_UNITS = 2 + (ROPE_DIM > 0);
 constexpr int STAGED_UNITS = HALF_UNITS - 1;  // of each half
-constexpr int HALF = KV_LORA_RANK / 2;
 static_assert(!FP8, "the wide form's");
 static_assert(BLOCK_ROWS == ROWS && THREADS == 3 * SIDE_THREADS, "a loader, two sides");
 static_assert(LOADER_REGISTERS + 2 * SIDE_REGISTERS <= 65536 / 384 / 8 * 8 * 3, "registers of a third of the block");
@@ -144,10 +143,10 @@ struct Piece {
     DEVICE Piece(const DecodeParams& p, const Cursor& at, const Part& rest, int first_row)
         : slot(-1), seq(at.seq), first_row(first_row), token(at.token), begin(at.seq == rest.seq ? rest.token : 0), end(0), seen(0) {
         if (!at.more) return;
-        Slots slots = slots_of(p, seq);
+        Slots slots = at.slots(p, rest);
         if (slots.count > 0) slot = slots.begin + at.split;
         end = at.end;
-        seen = sequence_length(p, seq_of(p, seq));
+        seen = at.length;
         if (p.causal) seen += 1 - p.query_len + row_of(p, seq, first_row).token;
     }
 
@@ -183,44 +182,6 @@ struct Piece {
 };
 
 static_assert(sizeof(Piece) == PIECE_BYTES, "two of each side in shared memory");
-
-/// This warp's rows of a piece's result, HALF columns, a row's 16-byte words in neighbouring lanes.
-struct Output {
-    Word4 word[16];
-
-    /// Gathers it by way of the warp's rows of `staging`.
-    DEVICE void gather(const float (&o)[128], const float (&scale)[2], unsigned char SHARED* staging) {
-        constexpr int ROW_BYTES = HALF * 2;
-        constexpr int WINDOW = 8;  // words whose order a row's number changes
-        int lane = unhoisted(lane_index());
-        staging += warp_of_group() * 16 * ROW_BYTES;
-        // A row that saw nothing is zero even beside values that are not finite.
-        uint32 kept[2] = {scale[0] == 0.0f ? 0u : ~0u, scale[1] == 0.0f ? 0u : ~0u};
-        uint32 to = shared_address(staging) + lane % 16 * ROW_BYTES;
-        UNROLL for (int w = 0; w < WINDOW; w += 2) {
-            uint32 at = to + ((w + lane / 16) ^ lane % 8) * 16;
-            UNROLL for (int window = 0; window < ROW_BYTES / 16; window += WINDOW) {
-                const float* x = o + (window + w) * 4;
-                uint32 words[4];
-                UNROLL for (int i = 0; i < 4; i++) words[i] = pack(x[2 * i] * scale[i % 2], x[2 * i + 1] * scale[i % 2]) & kept[i % 2];
-                store_matrix(at + window * 16, words[0], words[1], words[2], words[3]);
-            }
-        }
-        warp_barrier();
-        UNROLL for (int r = 0; r < 16; r++) word[r] = *(const Word4 SHARED*)(staging + r * ROW_BYTES + (lane ^ r % 8) * 16);
-        warp_barrier();
-    }
-
-    DEVICE void write(const DecodeParams& p, int seq, int64 slot, int first_row, int column) const {
-        int lane = unhoisted(lane_index());
-        Row row = row_of(p, seq, first_row + lane % 16);
-        uint64 to = row.valid ? (uint64)(result_row(p, row, slot, first_row + lane % 16) + column) : 0;
-        UNROLL for (int r = 0; r < 16; r++) {
-            uint64 at = from_lane(to, r);
-            if (at != 0) store_output(global_pointer<uint16>(at) + lane * 8, word[r]);
-        }
-    }
-};
 
 /// One of the two sides.
 struct Side {
@@ -320,29 +281,45 @@ struct Side {
         products_256(o, rows_operand(weights), columns_operand<UNIT_BYTES>(values), !first);
     }
 
-    /// The result of a piece that ends with the tile `n`; its log-sum-exps are written.
-    DEVICE Output finish(const Piece& piece, int n) {
-        bool own = n % 2 == side;
-        int warp_row = warp_of_group() * 16;
-        float scale[2];
+    /// Adds up a piece's weights: what its rows' sums are to be multiplied by, and their log-sum-exps.
+    DEVICE void add_up(const Piece& piece, float (&scale)[2], float (&lse)[2]) const {
         UNROLL for (int r = 0; r < 2; r++) {
             // Emptiness is a sum of zero: a NaN must show.
             float total = lanes_sum<4>(sum[r]);
             scale[r] = result_scale(p, total, piece.slot);
-            float lse = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
-            int group_row = piece.first_row + warp_row + lane_index() / 4 + r * 8;
-            Row of = row_of(p, piece.seq, group_row);
-            if (!own || lane_index() % 4 != 0 || !of.valid) continue;
-            if (piece.slot < 0) {
-                write_lse(p, of, lse);
-            } else {
-                global_pointer<float>(p.partial_lse)[piece.slot * group_rows(p) + group_row] = lse;
-            }
+            lse[r] = total == 0.0f ? NEGATIVE_INFINITY : (maximum[r] + log2(total)) * LN_2;
         }
-        side_barrier();  // no warp reads the values any more
-        Output output;
-        output.gather(o, scale, shared + half(n, own) * HALF_BYTES);
-        return output;
+    }
+
+    /// The first of a lane's two rows in its group; the other is eight further on.
+    DEVICE int group_row(const Piece& piece) const { return piece.first_row + warp_of_group() * 16 + unhoisted(lane_index()) / 4; }
+
+    /// Writes the log-sum-exps of a piece that is its sequence's only one.
+    DEVICE void write_lses(const Piece& piece, const float (&lse)[2]) const {
+        UNROLL for (int r = 0; r < 2; r++) {
+            Row of = row_of(p, piece.seq, group_row(piece) + r * 8);
+            if (lane_index() % 4 == 0 && of.valid) write_lse(p, of, lse[r]);
+        }
+    }
+
+    /// Writes the side's half of a partial result, columns as lanes have them (DEALT_PAIRS), and `last` the log-sum-exps, which are the
+    /// same on both sides. Of rows that saw nothing these tell: what else is written of them is not read.
+    DEVICE void write_partial(const Piece& piece, const float (&scale)[2], const float (&lse)[2], bool last) const {
+        int lane = unhoisted(lane_index()), rows = group_rows(p), row = group_row(piece);
+        int64 slot_row = piece.slot * rows + row;
+        Word4 GLOBAL* to = global_pointer<Word4>(p.partial_out + (slot_row * KV_LORA_RANK + side * HALF) * 2) + lane % 4;
+        UNROLL for (int r = 0; r < 2; r++) {
+            if (row + r * 8 >= rows) continue;
+            UNROLL for (int word = 0; word < 8; word++) {
+                uint32 pairs[4];
+                UNROLL for (int u = 0; u < 4; u++) {
+                    const float* x = o + (word + u * 8) * 4 + r * 2;
+                    pairs[u] = pack(x[0] * scale[r], x[1] * scale[r]);
+                }
+                to[r * 8 * KV_LORA_RANK / 8 + word * 4] = {pairs[0], pairs[1], pairs[2], pairs[3]};
+            }
+            if (last && lane % 4 == 0) global_pointer<float>(p.partial_lse)[slot_row + r * 8] = lse[r];
+        }
     }
 
     /// Sums up a piece whose first tile is the block's tile `base`.
@@ -401,17 +378,18 @@ struct Side {
     }
 };
 
-/// The pieces of the block's part, by one side, which takes its turn if that is `due`: then schedule and lengths stand.
-DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int first_row, int side, bool due, unsigned char SHARED* shared,
-                        const Ring& ring) {
+/// The pieces of the block's part, by one side, once the block is prepared. It takes its turn if that is `due`: then schedule and lengths
+/// stand, and what follows from them is found before.
+DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, const Cursor& first, int first_row, int side, bool due,
+                        unsigned char SHARED* shared, const Ring& ring) {
     unsigned char SHARED* staged = shared + QUERY_AT;
     Side self = {p, side, shared, ring};
     bool describes = thread_index() % SIDE_THREADS == 0;
     int base = 0;
     int kept = HALVES - 2 + side;
-    Cursor first(p, part);
     Piece piece(p, first, part, first_row);
     int64 offset = Queries::offset(p, first.more ? first.seq : 0, first_row);
+    await_prepared(false);
     if (due) take_turn();
     if (!first.more) return;
     Queries::fetch(p, offset, side, staged, shared + kept * HALF_BYTES);
@@ -430,19 +408,32 @@ DEVICE void attend_part(const DecodeParams& p, int item, const Part& part, int f
         self.attend(piece, queries, base);
         base += piece.tiles();
         kept = self.half(base - 1, (base - 1) % 2 == side);
-        // Both are read before the side meets in `finish`, after which they may be written again.
+        // Both are read before the side meets, after which they may be written again.
         Piece done = self.piece(turn);
         if constexpr (!ONE_PIECE) piece = self.piece(turn ^ 1);
-        Output output = self.finish(done, base - 1);
+        bool more = !ONE_PIECE && warp_any(piece.end > 0), whole = warp_any(done.slot < 0), last = (base - 1) % 2 == side;
+        float scale[2], lse[2];
+        self.add_up(done, scale, lse);
+        if (whole || more) self.side_barrier();  // no warp reads the values any more
         // Both sides are done with the queries: who has seen the last weights knows it of the other.
-        bool more = !ONE_PIECE && warp_any(piece.end > 0);
-        if (more) Queries::fetch(p, Queries::offset(p, piece.seq, first_row), side, staged, shared + kept * HALF_BYTES);
-        output.write(p, done.seq, done.slot, first_row + warp_of_group() * 16, side * HALF);
+        auto fetch_next = [&] {
+            if (more) Queries::fetch(p, Queries::offset(p, piece.seq, first_row), side, staged, shared + kept * HALF_BYTES);
+        };
+        if (whole) {
+            if (last) self.write_lses(done, lse);
+            Output output;
+            output.gather(self.o, scale, shared + kept * HALF_BYTES);
+            fetch_next();
+            output.write(p, done.seq, first_row + warp_of_group() * 16, side * HALF);
+        } else {
+            fetch_next();
+            self.write_partial(done, scale, lse, last);
+        }
         if (!more) break;
     }
 }
 
-/// Prepares the block, by one thread; all must meet before they go on.
+/// Prepares the block, by one thread.
 DEVICE void prepare(const TensorMap& latent, const TensorMap& rope, unsigned char SHARED* shared) {
     Ring ring = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     if constexpr (!GATHERS) prefetch_map(latent);
@@ -459,28 +450,29 @@ DEVICE void serve(const DecodeParams& p, const TensorMap& latent, const TensorMa
     int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);
     int item = quotient(block_index(), row_blocks);
     int first_row = (block_index() - item * row_blocks) * BLOCK_ROWS;
-    Part part = {0, 0, 0, 0, 0};
-    if (p.settled) part = find_part(p, item);
-    // What is not read before the turn is found before it.
-    bool due = !waited && p.settled && !part.empty();
-    if (!waited && !due) take_turn();
-    barrier();
-    if (!p.settled) part = find_part(p, item);
-    if (part.empty()) return;
+    if (!waited && !p.settled) take_turn();
+    Part part = find_part(p, item);
+    Cursor first(p, part);
+    bool due = !waited && p.settled;
+    if (part.empty()) {
+        if (due) take_turn();
+        return;
+    }
     int role = warpgroup_index();
     if (role == 0) {
         shrink_registers<LOADER_REGISTERS>();
+        if (warp_of_group() == PREPARING_WARP) tell_prepared();
         if constexpr (GATHERS) {
-            Cursor at(p, part);
-            gather_tiles(p, part, at, ring, LoadersTurn(p, due));
+            await_prepared(true);
+            gather_tiles(p, part, first, ring, LoadersTurn(p, due));
         } else if (warp_of_group() < LOADERS) {
-            load_tiles(p, part, latent, rope, ring, due, [&](int seq) {
+            load_tiles(p, part, first, latent, rope, ring, due, [&](int seq) {
                 int row_blocks = divide_up(group_rows(p), BLOCK_ROWS);  // again: registers are few
                 Queries::fetch_near(p, seq, unhoisted(block_index()) % row_blocks * BLOCK_ROWS);
             });
         }
     } else {
         grow_registers<SIDE_REGISTERS>();
-        attend_part(p, item, part, first_row, role - 1, due, shared, ring.of_operands());
+        attend_part(p, item, part, first, first_row, role - 1, due, shared, ring.of_operands());
     }
 }

@@ -33,9 +33,11 @@ DEVICE void take_turn() {
     grid_dependency_launch();
 }
 
-/// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`.
+/// The block's share of the schedule: from `token` of `seq` up to `end_token` of `end_seq`. A schedule that was made before tells where
+/// the slots of `seq` begin, how many it has, and how many tokens; else the last two are negative.
 struct Part {
     int seq, token, end_seq, end_token, split;
+    int slot_begin = 0, slots = -1, length = -1;
 
     DEVICE bool empty() const { return seq > end_seq || (seq == end_seq && token >= end_token); }
 };
@@ -44,7 +46,9 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
     if (is_balanced(p)) {
         const int GLOBAL* words = schedule_of(p).parts + (int64)item * PART_WORDS;
         Word4 ends = *(const Word4 GLOBAL*)words;
-        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4]};
+        Word2 slots = *(const Word2 GLOBAL*)(words + FIRST_WORD);
+        return {(int)ends.x, (int)ends.y * TILE_TOKENS, (int)ends.z, (int)ends.w * TILE_TOKENS, words[4], (int)slots.x, (int)slots.y,
+                words[LENGTH_WORD]};
     }
     int seq = quotient(item, p.num_kv_splits);
     int split = item - seq * p.num_kv_splits;
@@ -55,12 +59,12 @@ DEVICE Part find_part(const DecodeParams& p, int item) {
     return {seq, (int)begin, seq, end < tokens ? (int)end : tokens, split};
 }
 
-/// A position in the stream: the tile that begins at `token` of `seq`, whose piece ends at `end`.
+/// A position in the stream: the tile that begins at `token` of `seq`, whose piece ends at `end`. The sequence has `length` tokens.
 struct Cursor {
-    int seq, token, end, split;
+    int seq, token, end, split, length;
     bool more;
 
-    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split) {
+    DEVICE Cursor(const DecodeParams& p, const Part& part) : seq(part.seq), token(part.token), end(0), split(part.split), length(0) {
         settle(p, part);
         token &= -TILE_TOKENS;
     }
@@ -69,7 +73,8 @@ struct Cursor {
     DEVICE void settle(const DecodeParams& p, const Part& part) {
         more = false;
         NO_UNROLL while (seq < part.end_seq || (seq == part.end_seq && token < part.end_token)) {
-            end = extent(p, seq);
+            length = seq == part.seq && part.length >= 0 ? part.length : sequence_length(p, seq_of(p, seq));
+            end = visible_tokens(p, length, last_token(p, seq));
             if (seq == part.end_seq) end = smaller(end, part.end_token);
             more = token < end;
             if (more) break;
@@ -77,6 +82,11 @@ struct Cursor {
             token = 0;
             split = 0;
         }
+    }
+
+    /// Where the partial results of its sequence are.
+    DEVICE Slots slots(const DecodeParams& p, const Part& part) const {
+        return seq == part.seq && part.slots >= 0 ? Slots{part.slot_begin, part.slots} : slots_of(p, seq);
     }
 
     /// Whether the tile is the last of its piece.
@@ -142,12 +152,13 @@ DEVICE void scale_logits(const DecodeParams& p, float (&x)[count]) {
     }
 }
 
-/// Stores 16 bytes of an output row, which begins at a multiple of 8.
-DEVICE void store_output(uint16 GLOBAL* to, const Word4& word) {
-    if ((uint64)to % 16 == 0) {
+/// Stores 16 bytes of an output row, which begins at a multiple of 8, or of 16 if it is `aligned`.
+DEVICE void store_output(uint16 GLOBAL* to, const Word4& word, bool aligned) {
+    if (aligned) {
         *(Word4 GLOBAL*)to = word;
     } else {
         *(Word2 GLOBAL*)to = {word.x, word.y};
         *(Word2 GLOBAL*)(to + 4) = {word.z, word.w};
     }
 }
+DEVICE void store_output(uint16 GLOBAL* to, const Word4& word) { store_output(to, word, (uint64)to % 16 == 0); }

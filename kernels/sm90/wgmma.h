@@ -152,17 +152,24 @@ constexpr uint64 READ_ONCE = 0x12F0000000000000;
 
 // ---- copies by lanes ----
 
-/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned. `once` goes by
-/// READ_ONCE; `to` must then be in one register: what ptxas makes of a sum of two, one of them the warp's, is an illegal instruction.
-template <bool once = false>
+/// 16 bytes from device to shared memory, zeros if `valid` is false (the source is then not read). Both 16-byte aligned.
 DEVICE void copy16_async_at(uint32 to, uint64 from, bool valid) {
-    int bytes = valid ? 16 : 0;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0) : "memory");
+}
+/// Likewise for many copies of few rows: told by a predicate, as an address of its own would be computed for each by a number of bytes.
+/// `once` goes by READ_ONCE; `to` must then be in one register: what ptxas makes of a sum of two, one of them the warp's, is an illegal
+/// instruction.
+template <bool once>
+DEVICE void copy16_gathered(uint32 to, uint64 from, bool valid) {
+#define IGNORED "{\n.reg .pred ignored;\nsetp.eq.b32 ignored, %2, 0;\n"
     if constexpr (once) {
-        asm volatile("cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, %2, %3;" ::"r"(to), "l"(from), "r"(bytes), "l"(READ_ONCE)
+        asm volatile(IGNORED "cp.async.cg.shared.global.L2::cache_hint [%0], [%1], 16, ignored, %3;\n}" ::"r"(to), "l"(from),
+                     "r"((int)valid), "l"(READ_ONCE)
                      : "memory");
     } else {
-        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
+        asm volatile(IGNORED "cp.async.cg.shared.global [%0], [%1], 16, ignored;\n}" ::"r"(to), "l"(from), "r"((int)valid) : "memory");
     }
+#undef IGNORED
 }
 /// Arrives when all copies that this thread has begun so far have come.
 DEVICE void arrive_with_copies(uint32 at) {

@@ -35,6 +35,18 @@ pub enum Settled {
     History = 2,
 }
 
+/// Which columns the 16-byte words of a row of [`DecodeParams::partial_out`] have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(i32)]
+pub enum PartialOrder {
+    /// Eight neighbouring columns.
+    InOrder = 0,
+    /// Pairs of neighbours as lanes of stage 1 have them after their last products, so that nothing but a conversion stands between those
+    /// and the store: of each half of a row, 256 columns in 32 words, the word `x` has columns `64 u + 2 x` and the next, `u` from 0 to 3.
+    /// Stage 2 adds word to word whatever they hold, and puts pairs in their places when it writes the output.
+    DealtPairs = 1,
+}
+
 /// Parameters of `mla_plan`, `mla_decode_split` and `mla_decode_reduce`.
 ///
 /// Terms: a *group* is `query_group` consecutive query tokens of one sequence, `num_groups = ceil(query_len / query_group)`
@@ -59,7 +71,7 @@ pub struct DecodeParams {
     /// Natural-log LSE, f32 `[batch, query_len, num_heads]`, or 0 for none.
     pub lse: u64,
     /// Outputs of splits before `kv_scale`, each divided by its own sum of weights, `[num_slots, group_rows, kv_lora_rank]` of
-    /// [`DecodeKernels::partial_dtype`](crate::backend::DecodeKernels::partial_dtype).
+    /// [`DecodeKernels::partial_dtype`](crate::backend::DecodeKernels::partial_dtype), columns in a [`PartialOrder`].
     pub partial_out: u64,
     /// Natural-log LSE of splits, f32 `[num_slots, group_rows]`.
     pub partial_lse: u64,
@@ -143,12 +155,21 @@ pub struct DecodeParams {
     pub settled: i32,
     /// Most pieces of a sequence that stage 1 merges itself: the plan kernel leaves a step to it or to stage 2 as a whole.
     pub merged_pieces: i32,
-    /// `2^32 / num_groups`, rounded up, or 0 of 1: kernels divide by these three often. [`Self::with_inverses`] sets them.
+    /// The [`PartialOrder`] of `partial_out`, but for pieces that blocks find by themselves, which are in order.
+    pub partial_order: i32,
+    /// Blocks of stage 2 for each part of a balanced schedule, or else each virtual sequence; of pieces that blocks find by themselves under
+    /// [`ScheduleKind::Either`], of which there is one sequence, `few_blocks`.
+    pub share_blocks: i32,
+    /// `2^32 / num_groups`, rounded up, or 0 of 1: kernels divide by these often. [`Self::with_inverses`] sets them.
     pub groups_inverse: u32,
     /// Likewise of `num_heads`.
     pub heads_inverse: u32,
     /// Likewise of `page_size`.
     pub page_inverse: u32,
+    /// Likewise of `share_blocks`.
+    pub share_inverse: u32,
+    /// Zero.
+    pub reserved: u32,
 }
 
 impl DecodeParams {
@@ -158,6 +179,7 @@ impl DecodeParams {
         self.groups_inverse = inverse_of(self.num_groups);
         self.heads_inverse = inverse_of(self.num_heads);
         self.page_inverse = inverse_of(self.page_size);
+        self.share_inverse = inverse_of(self.share_blocks);
         self
     }
 }
@@ -342,7 +364,7 @@ pub struct ProbeParams {
 }
 
 const _: () = {
-    assert!(size_of::<DecodeParams>() == 304);
+    assert!(size_of::<DecodeParams>() == 320);
     assert!(size_of::<CacheWriteParams>() == 120);
     assert!(size_of::<CacheGatherParams>() == 136);
     assert!(size_of::<MergeParams>() == 64);

@@ -261,6 +261,7 @@ pub fn decode_kernels(shape: &DecodeShape, device: &DeviceInfo) -> Result<Decode
         short_seq_len,
         merged_pieces: select_sm90::merged_pieces(&split),
         partial_dtype: shape.q_dtype,
+        partial_order: select_sm90::partial_order(&split),
         reduce_blocks: if own_pieces {
             few_reduce_blocks(rows, units)
         } else if few.is_some() {

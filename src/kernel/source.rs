@@ -100,6 +100,7 @@ const SM90_RING: SourceFile = embed!("kernels/sm90/ring.h");
 const SM90_GATHER: SourceFile = embed!("kernels/sm90/gather.h");
 const SM90_UNITS: SourceFile = embed!("kernels/sm90/units.h");
 const SM90_FP8: SourceFile = embed!("kernels/sm90/fp8.h");
+const SM90_ROWS_RESULT: SourceFile = embed!("kernels/sm90/rows_result.h");
 const SM90_ROWS_BLOCK: SourceFile = embed!("kernels/sm90/rows_block.h");
 const SM90_SPLIT_ROWS: SourceFile = embed!("kernels/sm90/mla_decode_split_rows.cu");
 const SM90_KEYS_BLOCK: SourceFile = embed!("kernels/sm90/keys_block.h");
@@ -129,7 +130,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
         Entry::Plan => &[FEW, PLAN],
         Entry::DecodeSplit => match variant.form {
             select_sm90::ROWS_FORM => {
-                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_ROWS_BLOCK, SM90_SPLIT_ROWS]
+                &[SM90_WGMMA, SM90_STREAM, SM90_GATHER, SM90_RING, SM90_ROWS_RESULT, SM90_ROWS_BLOCK, SM90_SPLIT_ROWS]
             }
             select_sm90::KEYS_FORM => &[
                 SM90_WGMMA,
@@ -158,6 +159,7 @@ fn kernel_files(variant: &Variant) -> &'static [SourceFile] {
                 SM90_FEW_BLOCK,
                 SM90_GATHER,
                 SM90_RING,
+                SM90_ROWS_RESULT,
                 SM90_ROWS_BLOCK,
                 SM90_SPLIT_EITHER,
             ],

@@ -326,6 +326,8 @@ impl<B: Backend> MlaDecode<B> {
             few_tokens: check::int("policy", few_tokens)?,
             few_blocks: check::int("policy", plan.decode.few_blocks)?,
             merged_pieces: plan.decode.merged_pieces,
+            partial_order: plan.kernels.partial_order as i32,
+            share_blocks: check::int("policy", plan.decode.share_blocks())?,
             ..bytemuck::Zeroable::zeroed()
         }
         .with_inverses())

@@ -14,7 +14,11 @@ const MOST_SLACK: [i64; 2] = [5, 16];
 const PIECE_LENGTHS: i64 = 5;
 
 /// Words of one part in the schedule table.
-pub const PART_WORDS: usize = 8;
+pub const PART_WORDS: usize = 16;
+
+/// Word of a part that has the tokens of its first sequence, as far as the block table reaches, or 0 if there is none. [`balance`], which
+/// knows of tiles only, leaves it to whoever knows lengths.
+pub const LENGTH_WORD: usize = 15;
 
 /// Word of the schedule table at which the parts begin: the slot offsets of `virtual_seqs` sequences come before.
 pub const fn parts_offset(virtual_seqs: usize) -> usize {
@@ -38,11 +42,17 @@ pub struct BalanceShape {
 ///
 /// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
 /// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
-/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, merges}`. A part covers everything from `first_tile` of
-/// `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty when both ends are equal. `first_split` is the split
-/// index of its piece of `first_seq`; later sequences begin in it with split 0. The slot of split `s` of `v` is
-/// `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces: stage 1 then merges them, counting them in
-/// the words before, else stage 2.
+/// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, merges, first_begin, first_slots, share, shares, merged_seq, merged_begin,
+/// merged_slots, first_length}`. A part covers everything from `first_tile` of `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty
+/// when both ends are equal. `first_split` is the split index of its piece of `first_seq`; later sequences begin in it with split 0. The slot
+/// of split `s` of `v` is `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces: stage 1 then merges
+/// them, counting them in the words before, else stage 2.
+///
+/// The other words follow from these and are there since a load that waits for another takes as long again. `first_slots` slots of
+/// `first_seq` begin at `first_begin`. Of `shares` equal shares of the rows of `merged_seq`, whose `merged_slots` slots begin at
+/// `merged_begin`, stage 2 merges the one of number `share` for this part; `shares` and what comes after are 0 where there is nothing to
+/// merge. A part within a sequence merges that one, another the one that ends within it, so a sequence has as many shares as it has
+/// pieces, or one less where its first piece lies in a part that merges another. `first_length` stays 0 here: see [`LENGTH_WORD`].
 ///
 /// Where pieces of at most `piece` tiles, each in a part of its own, are no longer than the parts would be otherwise, or longer
 /// by an eighth or five tiles at most, whichever is less, every sequence is cut into as few equal pieces as that takes: a piece
@@ -95,9 +105,31 @@ pub fn balance(shape: &BalanceShape, tiles: &[i32], table: &mut [i32]) {
     for p in 0..shape.num_parts {
         let (next_v, next_begin, end) = boundary(p + 1, v, begin);
         parts[p * PART_WORDS..(p + 1) * PART_WORDS]
-            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, merges]);
+            .copy_from_slice(&[first[0], first[1], end[0], end[1], first[2], 0, 0, merges, 0, 0, 0, 0, 0, 0, 0, 0]);
         (v, begin, first) = (next_v, next_begin, end);
     }
+    for p in 0..shape.num_parts {
+        let derived = derived_words(&offsets[..=tiles.len()], parts, p);
+        parts[p * PART_WORDS + 8..][..derived.len()].copy_from_slice(&derived);
+    }
+}
+
+/// Words of part `p` from the ninth on, which follow from slot offsets and the words before.
+fn derived_words(offsets: &[i32], parts: &[i32], p: usize) -> [i32; 8] {
+    let part = &parts[p * PART_WORDS..];
+    let (split, merges) = (part[4], part[7] != 0);
+    let slots = |seq: i32| match offsets.get(seq as usize + 1) {
+        Some(end) => [offsets[seq as usize], end - offsets[seq as usize]],
+        None => [0, 0],
+    };
+    let [first_begin, first_slots] = slots(part[0]);
+    if merges || (split == 0 && part[3] == 0) {
+        return [first_begin, first_slots, 0, 0, 0, 0, 0, 0];
+    }
+    let merged = if split > 0 || part[3] == 0 { part[0] } else { part[2] };
+    let [begin, count] = slots(merged);
+    let less = i32::from(split > 0 && parts[(p - split as usize) * PART_WORDS + 4] > 0);
+    [first_begin, first_slots, split - less, count - less, merged, begin, count, 0]
 }
 
 /// How a balanced schedule cuts: sequences lie one after the other by their costs, with boundaries at multiples of `chunk`.
@@ -214,6 +246,28 @@ mod tests {
             assert!(part[7] == 0 || i64::from(most) <= shape.merged_pieces, "{shape:?} {tiles:?} has {most} pieces");
         }
         assert!(slots as usize <= 2 * (shape.num_parts - 1));
+
+        // Stage 2 merges every share of what has several pieces once, and nothing else; parts know the slots of where they begin.
+        let merges = parts.first().is_some_and(|_| parts[7] != 0);
+        let mut shares = vec![Vec::new(); tiles.len()];
+        for part in parts.chunks(PART_WORDS) {
+            let slots_of = |v: usize| if v < tiles.len() { [offsets[v], offsets[v + 1] - offsets[v]] } else { [0, 0] };
+            assert_eq!(part[8..10], slots_of(part[0] as usize), "{shape:?} {tiles:?}");
+            if part[11] > 0 {
+                let merged = part[12] as usize;
+                assert_eq!(part[13..15], slots_of(merged), "{shape:?} {tiles:?}");
+                shares[merged].push((part[10], part[11]));
+            }
+        }
+        for (v, mut shares) in shares.into_iter().enumerate() {
+            shares.sort_unstable();
+            let count = shares.len() as i32;
+            assert_eq!(count > 0, pieces[v] >= 2 && !merges, "{shape:?} {tiles:?}: sequence {v}");
+            assert!(
+                shares.iter().copied().eq((0..count).map(|share| (share, count))),
+                "{shape:?} {tiles:?}: {shares:?}"
+            );
+        }
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use latentwave::kernel::params::{DecodeParams, ScheduleKind};
 use latentwave::kernel::{Launch, Params};
-use latentwave::plan::{BalanceShape, balance};
+use latentwave::plan::{BalanceShape, LENGTH_WORD, PART_WORDS, balance, parts_offset};
 use latentwave::reference::{Attended, merge};
 use latentwave::testing::{SplitMix64, Tolerance, check_close, poisoned};
 use latentwave::{
@@ -83,6 +83,9 @@ pub(crate) fn the_plan_kernel_writes_the_balanced_schedule<B: Backend>(backend: 
             merged_pieces: i64::from(plan.decode().merged_pieces),
         };
         balance(&shape, &tiles, &mut want);
+        for part in want[parts_offset(tiles.len())..].chunks_mut(PART_WORDS) {
+            part[LENGTH_WORD] = if (part[0] as usize) < tiles.len() { lens[part[0] as usize / groups] } else { 0 };
+        }
         assert_eq!(table.to_vec::<i32>(backend).unwrap(), want, "round {round}: {batch} x {query_len}, {lens:?}");
     }
 }
@@ -286,6 +289,7 @@ pub(crate) fn stage_two_merges_made_up_partials<B: Backend>(backend: &B, dtype: 
         tile_tokens: plan.kernels().split.tile_tokens as i32,
         sm_scale: 1.0,
         kv_scale: 1.0,
+        share_blocks: (plan.decode().reduce_blocks / batch) as i32,
         ..bytemuck::Zeroable::zeroed()
     }
     .with_inverses();

@@ -10,6 +10,7 @@ use latentwave::graph::{
     GraphDispatcher, GraphMode, GraphSupport, KeyRequest, MinimumSupport, Misfit, MlaBuilder, QueryLenSupport, Reason,
     ResolveRequest, RuntimeMode, SizeReason, SizeRequest, graph_keys, resolve,
 };
+use latentwave::kernel::params::PartialOrder;
 use latentwave::kernel::{Entry, Variant};
 use latentwave::plan::{self, DecodePlan, PlanShape, ScratchReservation, SplitPolicy, scratch_shape};
 use latentwave::workspace::{Fit, SlotTable, layout};
@@ -168,6 +169,7 @@ fn kernels(block_rows: u32, query_group: usize) -> DecodeKernels {
         short_seq_len: None,
         merged_pieces: 0,
         partial_dtype: DType::F32,
+        partial_order: PartialOrder::InOrder,
         reduce_blocks: 64,
         row_alignment: 1,
         max_query_len: usize::MAX,

@@ -200,6 +200,8 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, lens: [i32; 3]
     let out = gpu.upload(&vec![0xff; rows * form.rank * 2]);
     let lse = gpu.upload(&common::unwritten(rows));
     let (kv_scale, sm_scale) = (if form.kv.size() == 1 { 0.25 } else { 1.0 }, 0.7 / (width as f32).sqrt());
+    let group_rows = (query_len * HEADS) as u32;
+    let share_blocks = (form.rank as u32).div_ceil(REDUCE.1) * group_rows.div_ceil(REDUCE.0);
     let params = DecodeParams {
         q: pq,
         kv: pkv,
@@ -239,11 +241,11 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, lens: [i32; 3]
         tile_tokens: variant.tile_tokens as i32,
         sm_scale,
         kv_scale,
+        share_blocks: share_blocks as i32,
         ..DecodeParams::zeroed()
     }
     .with_inverses();
     let arguments = Arguments::default().block(bytemuck::bytes_of(&params));
-    let group_rows = (query_len * HEADS) as u32;
     let grid = group_rows.div_ceil(variant.block_rows) * slots as u32;
     gpu.launch(&gpu.kernel("mla_decode_split"), grid, variant.threads, &arguments)
         .unwrap_or_else(|fault| panic!("stage 1: {fault}"));
@@ -251,7 +253,7 @@ fn decode_with(variant: Variant, query_len: usize, splits: usize, lens: [i32; 3]
         gpu.dynamic_bytes = 0;
         let code = hsakmt::device::CodeObject::load(&reduce, &gpu.device.memory).expect("stage 2");
         let kernel = code.kernel("mla_decode_reduce").expect("stage 2");
-        let grid = (form.rank as u32).div_ceil(REDUCE.1) * group_rows.div_ceil(REDUCE.0) * batch as u32;
+        let grid = share_blocks * batch as u32;
         gpu.launch(&kernel, grid, 256, &arguments).unwrap_or_else(|fault| panic!("stage 2: {fault}"));
     }
     let total = gpu.device.statistics().total();

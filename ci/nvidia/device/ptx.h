@@ -87,6 +87,7 @@ inline void max_u16x2(uint32_t& d, uint32_t a, uint32_t b) {
 inline void mov_b64(uint64_t& d, uint64_t a) { d = a; }
 inline void add_s64(uint64_t& d, uint64_t a, uint64_t b) { d = a + b; }
 inline void setp_ne_b32(bool& d, uint32_t a, uint32_t b) { d = a != b; }
+inline void setp_eq_b32(bool& d, uint32_t a, uint32_t b) { d = a == b; }
 template <typename T>
 inline void selp_b32(T& d, uint32_t a, uint32_t b, bool first) {
     d = (T)(first ? a : b);
@@ -115,13 +116,17 @@ inline void prefetch_tensormap(uint64_t) {}
 inline void cp_async_bulk_prefetch_tensor_3d_L2_global(uint64_t, Group<const uint32_t, 3>) {}
 inline void cp_async_bulk_prefetch_tensor_3d_L2_global_tile(uint64_t, Group<const uint32_t, 3>) {}
 
+inline void cp_async_cg_shared_global(uint32_t to, uint64_t from, int bytes, bool ignored) {
+    if (bytes != 16) machine::fail("cp.async of %d bytes", bytes);
+    machine::copy16(to, (const void*)from, !ignored);
+}
 inline void cp_async_cg_shared_global(uint32_t to, uint64_t from, int bytes, uint32_t read) {
-    if (bytes != 16 || (read != 0 && read != 16)) machine::fail("cp.async of %u of %d bytes", read, bytes);
-    machine::copy16(to, (const void*)from, read != 0);
+    if (read != 0 && read != 16) machine::fail("cp.async of %u of %d bytes", read, bytes);
+    cp_async_cg_shared_global(to, from, bytes, read == 0);
 }
 // How the second-level cache is to keep it changes nothing here.
-inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t to, uint64_t from, int bytes, uint32_t read, uint64_t) {
-    cp_async_cg_shared_global(to, from, bytes, read);
+inline void cp_async_cg_shared_global_L2_cache_hint(uint32_t to, uint64_t from, int bytes, bool ignored, uint64_t) {
+    cp_async_cg_shared_global(to, from, bytes, ignored);
 }
 inline void cp_async_commit_group() { machine::copy_commit(); }
 inline void cp_async_wait_group(int pending) { machine::copy_wait(pending); }

@@ -26,6 +26,7 @@ pub use memory::HostBuffer;
 use crate::backend::{Backend, DecodeKernels, DecodeShape, DeviceInfo, GraphBackend};
 use crate::error::{Error, Result};
 use crate::fp8::ds_mla;
+use crate::kernel::params::PartialOrder;
 use crate::kernel::{Entry, Launch, Params, Variant};
 use crate::tensor::DType;
 use graph::Node;
@@ -221,6 +222,7 @@ impl Backend for Host {
             short_seq_len: None,
             merged_pieces: 0,
             partial_dtype: DType::F32,
+            partial_order: PartialOrder::InOrder,
             reduce_blocks: 1,
             row_alignment: 1,
             max_query_len: i32::MAX as usize,

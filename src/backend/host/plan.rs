@@ -4,7 +4,7 @@ use super::memory::element;
 use super::step::Step;
 use crate::error::Result;
 use crate::kernel::params::DecodeParams;
-use crate::plan::{BalanceShape, PART_WORDS, balance, parts_offset};
+use crate::plan::{BalanceShape, LENGTH_WORD, PART_WORDS, balance, parts_offset};
 
 /// `tiles` is scratch; it grows to the number of virtual sequences and stays.
 ///
@@ -25,5 +25,10 @@ pub(super) unsafe fn run(p: &DecodeParams, tiles: &mut Vec<i32>) -> Result<()> {
     // SAFETY: the schedule has this many words, and the launch owns them.
     let table = unsafe { std::slice::from_raw_parts_mut(element::<i32>(p.schedule, 0), words) };
     balance(&shape, tiles, table);
+    for part in table[parts_offset(step.virtual_seqs)..].chunks_exact_mut(PART_WORDS) {
+        let first = part[0] as usize;
+        part[LENGTH_WORD] =
+            if first < step.virtual_seqs { step.length(first / step.num_groups).unwrap_or(0) as i32 } else { 0 };
+    }
     step.into_result()
 }
