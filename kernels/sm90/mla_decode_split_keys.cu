@@ -391,7 +391,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
                  const __grid_constant__ TensorMap rope) {
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
-    units.init(READERS, GATHERS ? Gather::ARRIVALS : 1);
+    if (thread_index() == 0) units.init(READERS, GATHERS ? Gather::ARRIVALS : 1);
     if (!GATHERS && thread_index() == 0) {
         prefetch_map(latent);
         if constexpr (ROPE_DIM > 0) prefetch_map(rope);

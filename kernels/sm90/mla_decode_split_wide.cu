@@ -419,7 +419,7 @@ mla_decode_split(const __grid_constant__ DecodeParams p, const __grid_constant__
     SHARED_MEMORY_1024(shared);
     Units units = {shared_address(shared), shared_address(shared) + BARRIERS_AT};
     Meetings meetings = {units.barriers};
-    units.init(SIDE_WARPS, 1);
+    if (thread_index() == 0) units.init(SIDE_WARPS, 1);
     // Text that is executed once takes some 20 clocks an instruction, so warps share it.
     int warp = thread_index() / 32;
     if (warp == THREADS / 32 - 1) meetings.init();

@@ -41,11 +41,13 @@ struct Units {
     DEVICE uint32 full(int index) const { return barriers + index * 8; }
     DEVICE uint32 empty(int index) const { return barriers + (STAGES + index) * 8; }
 
-    /// To be called by the first threads, with how many warps read a unit, and how many arrivals fill it.
+    /// By one thread, with how many warps read a unit, and how many arrivals fill it. Lanes would take turns, in a loop: a barrier is set up
+    /// at an address of the whole warp.
     DEVICE void init(int readers, int writers) const {
-        if (thread_index() >= STAGES) return;
-        barrier_init(full(thread_index()), writers);
-        barrier_init(empty(thread_index()), readers);
+        UNROLL for (int i = 0; i < STAGES; i++) {
+            barrier_init(full(i), writers);
+            barrier_init(empty(i), readers);
+        }
         barrier_publish_init();
     }
 };
