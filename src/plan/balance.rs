@@ -43,10 +43,10 @@ pub struct BalanceShape {
 /// Table, in 32-bit words: `slot_begin[0..=V]`, the prefix sum of slots (a sequence in one piece has none and is written
 /// directly, one in `n >= 2` pieces has `n`); padding up to [`parts_offset`]; then per part [`PART_WORDS`] words
 /// `{first_seq, first_tile, end_seq, end_tile, first_split, 0, 0, merges, first_begin, first_slots, share, shares, merged_seq, merged_begin,
-/// merged_slots, first_length}`. A part covers everything from `first_tile` of `first_seq` up to, not including, `end_tile` of `end_seq`; it is empty
-/// when both ends are equal. `first_split` is the split index of its piece of `first_seq`; later sequences begin in it with split 0. The slot
-/// of split `s` of `v` is `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces: stage 1 then merges
-/// them, counting them in the words before, else stage 2.
+/// merged_slots, first_length}`. A part covers everything from `first_tile` of `first_seq` up to, not including, `end_tile` of `end_seq`;
+/// it is empty when both ends are equal. `first_split` is the split index of its piece of `first_seq`; later sequences begin in it with
+/// split 0. The slot of split `s` of `v` is `slot_begin[v] + s`. `merges` is 1 where no sequence can have more than `merged_pieces` pieces:
+/// stage 1 then merges them, counting them in the words before, else stage 2.
 ///
 /// The other words follow from these and are there since a load that waits for another takes as long again. `first_slots` slots of
 /// `first_seq` begin at `first_begin`. Of `shares` equal shares of the rows of `merged_seq`, whose `merged_slots` slots begin at
@@ -126,7 +126,7 @@ fn derived_words(offsets: &[i32], parts: &[i32], p: usize) -> [i32; 8] {
     if merges || (split == 0 && part[3] == 0) {
         return [first_begin, first_slots, 0, 0, 0, 0, 0, 0];
     }
-    let merged = if split > 0 || part[3] == 0 { part[0] } else { part[2] };
+    let merged = if split > 0 { part[0] } else { part[2] };
     let [begin, count] = slots(merged);
     let less = i32::from(split > 0 && parts[(p - split as usize) * PART_WORDS + 4] > 0);
     [first_begin, first_slots, split - less, count - less, merged, begin, count, 0]
@@ -248,7 +248,7 @@ mod tests {
         assert!(slots as usize <= 2 * (shape.num_parts - 1));
 
         // Stage 2 merges every share of what has several pieces once, and nothing else; parts know the slots of where they begin.
-        let merges = parts.first().is_some_and(|_| parts[7] != 0);
+        let merges = parts[7] != 0;
         let mut shares = vec![Vec::new(); tiles.len()];
         for part in parts.chunks(PART_WORDS) {
             let slots_of = |v: usize| if v < tiles.len() { [offsets[v], offsets[v + 1] - offsets[v]] } else { [0, 0] };
